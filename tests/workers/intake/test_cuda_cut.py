@@ -27,8 +27,8 @@ __global__ void act(const float* x, const float* b, float* y, int n, int plane, 
 torch::Tensor run(torch::Tensor x, torch::Tensor b) {
     auto y = torch::empty_like(x);
     int n = x.numel();
-    act<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), b.data_ptr<float>(), y.data_ptr<float>(), n,
-                                  x.size(2) * x.size(3), x.size(1));
+    act<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), b.contiguous().view({-1}).data_ptr<float>(), y.data_ptr<float>(),
+                                  n, x.size(2) * x.size(3), x.size(1));
     return y;
 }
 """

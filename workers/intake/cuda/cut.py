@@ -101,7 +101,7 @@ class _Notes(_Numbered):
             self.name(tensor, name)
 
     def _met(self, func: Any, name: str, args: Any, options: dict[str, Any], given: Tensors) -> Any:
-        unknown = [t for t in given if not self.found(t)]
+        unknown, versions = [t for t in given if not self.found(t)], [t._version for t in given]
         result = func(*args, **options)
         stores = {t.untyped_storage()._cdata for t in unknown}
         viewed = any(t.untyped_storage()._cdata in stores for t in flat(result))  # what a kernel makes
@@ -113,6 +113,8 @@ class _Notes(_Numbered):
         with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), _Aten(self):
             again = flat(func(*args, **{k: v for k, v in options.items() if k != "device"}))
             for place, (one, two) in enumerate(zip(flat(result), again, strict=True)):
+                if any(one is t and t._version == v for t, v in zip(given, versions, strict=True)):
+                    continue  # an argument as it was
                 self.name(one, self.named(two)[1])
                 self.own[id(one)], self.first[id(one)] = (self._number, place, name), self.found(one)
                 self.places.setdefault(self.found(one), self.own[id(one)])

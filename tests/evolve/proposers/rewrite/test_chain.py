@@ -101,7 +101,6 @@ WRITTEN = {
         ("q.shape[1] // key_heads, q.shape[0]", "q.shape[1], q.shape[1] // key_heads, q.shape[0]"),
         ('params["BLOCK_M"]), q.shape[1])', 'params["BLOCK_M"]) * q.shape[1],)'),
     ],
-    "weights above one": [("p = tl.exp(qk - m_ij[:, None])", "p = tl.exp(qk - (m_ij - 3.0)[:, None])")],
     "rows that are below their largest": [
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
     ],
@@ -144,6 +143,8 @@ WRITTEN = {
     "heads in two dimensions, a row beside a tile, scores that are cast": [
         ('inputs["q"], inputs["k"]', 'inputs["q"].reshape(136, 2, 2, 64), inputs["k"]'),
         ("q.stride(1)", "q.stride(2)"), ("out.stride(1), ", "out.stride(2), "), ("q.shape[2]", "q.shape[3]"),
+        ("        v = tl.load", "        vs = tl.load"), ("tl.dot(p.to(v.dtype), v)", "tl.dot(p.to(vs.dtype), v)"),
+        ("        acc += tl", "        vt = tl.trans(vs)\n        v = tl.trans(vt)\n        acc += tl"),
         ("q.shape[1]", "4"), ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"), ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),  # noqa: E501
     ],
     "a helper that holds the loop, called twice": [
@@ -176,7 +177,7 @@ QUICK = (
     "full", "heads in two dimensions, a row beside a tile, scores that are cast",
     "a program's numbers and weights by helpers", "no weights, as of linear attention",
     "scores that are copied, bound anew and read a step later",
-    "a row's largest score that is read behind the loop", "two loops, of whole tiles and of those on the diagonal",
+    "a row's largest score that is read behind the loop", "a helper that holds the loop, called twice",
 )  # fmt: skip
 
 
@@ -254,7 +255,6 @@ def test_sequences_end_where_the_device_says():
 RIGHT = lowered(CASE.source)
 ALONE = RIGHT.replace("min(tiles * others, 132 * several)", "1")
 """With one program for all tiles."""
-SHARED = RIGHT.replace('params["residents"] or', "2 or")
 
 
 def put(source, line, new):
@@ -275,8 +275,6 @@ PLANTED = {
         (without("mbarrier.wait(k_ready.index(stage), phase)"), f"{UNWRITTEN}|deadlock|arrivals"),
     "values are read before their copy has landed":
         (without("mbarrier.wait(v_ready.index(held), held_phase)"), UNWRITTEN),
-    "values are read before their copy has landed, by programs that share a multiprocessor":
-        (without("mbarrier.wait(v_ready.index(stage), phase)", SHARED), UNWRITTEN),
     "a stage is overwritten while products read it":
         (without("mbarrier.wait(v_empty.index(stage), phase)"),
          "over shared memory that a (product|copy .*may still (read|write))|arrivals"),
@@ -339,10 +337,6 @@ def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path):
     text = code.read_text()
     assert "wgmma.mma_async" in text and "cp.async.bulk.tensor" in text and "setmaxnreg" in text
     assert ".local" not in text
-
-
-def test_a_loop_that_a_helper_holds_is_found():
-    assert "warpgroup_mma" in lowered(changed(*WRITTEN["a helper that holds the loop, called twice"]))
 
 
 def test_the_grid_counts_the_new_tiles_however_it_is_quoted():

@@ -446,8 +446,16 @@ def _tried(reader: SumReader, node: ast.expr) -> Sum | None:
 def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) -> tuple[str, Box]:
     """(name, box) of a product's right operand, loaded in the loop."""
     node, turned = _turned(node, tl)
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
-        node, again = _turned(node.func.value, tl)
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            node, again = _turned(node.func.value, tl)
+        else:
+            bound = [
+                s.node.value for s in body if isinstance(s.node, ast.Assign) and ast.unparse(node) in s.writes
+            ]
+            if len(bound) != 1 or not isinstance(_turned(bound[0], tl)[0], ast.Name):
+                break
+            node, again = _turned(bound[0], tl)  # a name of what another one holds, perhaps transposed
         turned ^= again
     name, loads = "", [node]
     if isinstance(node, ast.Name):
