@@ -519,6 +519,17 @@ def test_few_rows_lean_where_all_of_them_do():
     assert not elements._agree(np.append(ways, [1, 1, -1]))
 
 
+def test_what_sums_explain_is_left_below_what_is_due_in_several_rows_and_of_large_answers():
+    due, plain = np.full((4, 4), 1 + 2.0**-8 + 2.0**-18), Allowance(ROUNDED, ROUNDED, rounded=False)
+    assert objection(np.ones((4, 4), ml_dtypes.bfloat16), due, plain, slack=np.zeros((4, 4))) is None
+    usual = np.where(np.arange(64) == 35, 1e3, 1.0).reshape(2, 32)
+    short = Allowance(INEXACT, INEXACT, rounded=False, inexact=True)
+    assert objection((usual / 5).clip(1).astype(np.float32), np.ones((2, 32)), short, usual) is not None
+    assert objection((usual / 500).clip(1).astype(np.float32), np.ones((2, 32)), short, usual) is None
+    rare = allowance(SnrGate("scales", "scales", 45.0, worst=0.02, rare=0.01))
+    assert objection(np.full((4, 32), 1000.1, np.float32), np.full((4, 32), 1000.0), rare) is None
+
+
 def test_16_bit_answers_that_are_cut_lie_one_way():
     wanted = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
     cut = (wanted.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)

@@ -158,6 +158,8 @@ def test_shape_dtype_and_presence_are_checked():
     assert ill_formed({}, specs) == "output c is missing"
     assert "shape [2]" in ill_formed({"c": np.zeros(2, ml_dtypes.bfloat16)}, specs)
     assert "float32 instead of bfloat16" in ill_formed({"c": np.zeros((2, 2), np.float32)}, specs)
+    wide = (TensorSpec("c", (2, 2), "float32"),)
+    assert "bfloat16 instead of float32" in ill_formed({"c": np.zeros((2, 2), ml_dtypes.bfloat16)}, wide)
     assert ill_formed({"c": np.zeros((2, 2), ml_dtypes.bfloat16)}, specs) is None
 
 

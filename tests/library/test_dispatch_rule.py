@@ -135,6 +135,7 @@ def test_an_expected_time_is_arithmetic(text):
     """A promoted module's author wrote it; importing a library evaluates it."""
     with pytest.raises(ValueError, match="allowed"):
         Legality((), {}, text)
+    assert Legality((), {}, "max(a + b for a in (1, 2) for b in (1, 2))").expected_time({}) == 4
 
 
 def test_only_the_legal_serve():

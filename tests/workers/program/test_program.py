@@ -104,7 +104,7 @@ json.dump(answers, open(sys.argv[2], "w"))
 DEVICE_REFUSED = {
     "allocates": "allocates differently each time",
     "streams": "uses several streams",
-    "draws": "draws random numbers",
+    "draws": "draws random numbers (in dropout, for example)",
 }
 
 
