@@ -200,7 +200,7 @@ class _Run:
     def _pool_note(self, text: str) -> None:
         """What a cluster has or lacks; its workers are a fact of the campaign."""
         if text.startswith("workers: "):
-            self.journal.add_event(WORKERS, said=text)
+            self.journal.add_event(WORKERS, text=text)
         self.display.note(text)
 
     @property

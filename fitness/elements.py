@@ -166,9 +166,9 @@ def _objection(
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        # where all terms have one sign, what a matrix unit's short sums lose goes one way: twice as much
-        lost = allowed.worst * (2.0 if allowed.inexact else 1.0)
-        if allowed.rounded and (db := excess_noise(found, wanted, rounded, unit, around, lost, output)):
+        if allowed.rounded and (
+            db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)
+        ):
             return f"{db:.1f} dB more noise than rounding makes"
     return None
 

@@ -129,7 +129,7 @@ class CampaignData:
 
     def origins(self) -> list[str]:
         """The cluster that it ran on, and the campaigns that it started from, a line each."""
-        workers = [str(event.detail["said"]) for event in self.events if event.kind == WORKERS]
+        workers = [str(event.detail["text"]) for event in self.events if event.kind == WORKERS]
         earlier = (self.config.get("search") or {}).get("transfer") or ()
         named = [f"starts from: {', '.join(earlier)}"] if not isinstance(earlier, str) and earlier else []
         return [*workers[-1:], *named]

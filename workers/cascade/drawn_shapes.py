@@ -342,9 +342,13 @@ def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run:
 
 
 def _answered(request: Request, workload: Workload) -> bool:
-    """Whether the operator has answers there: its sizes may have to fit each other."""
+    """Whether the operator has answers of the declared shapes there: its sizes may have to fit each other."""
     try:
-        request.truth.references(workload, request.seed, request.operator.input_kinds[0])
+        answers = request.truth.references(workload, request.seed, request.operator.input_kinds[0])
     except Exception:  # noqa: BLE001 - an operator, or a reference that somebody wrote, raises what it likes
         return False
-    return True
+    shapes = {output.name: output.shape for output in request.operator.outputs(workload)}
+    arrays = [item for answer in answers.values() for item in answer.items() if item[0] in shapes]
+    # an array of bools, or of no dimension, says which elements count, or how many: it is no answer
+    answers_alone = [(name, array) for name, array in arrays if array.ndim and array.dtype != bool]
+    return all(array.shape == shapes[name] for name, array in answers_alone)

@@ -18,7 +18,7 @@ Messages = list[dict[str, str]]
 ADVICE = {401: "; put a valid key into TILEWRIGHT_LLM_API_KEY", 404: "; check the URL and the model's name"}
 """What a user can do about a status."""
 
-MOST_SAID = 120
+LONGEST_REASON = 120
 """Letters of a server's own words that are shown."""
 
 CHARS_PER_TOKEN = 3
@@ -228,8 +228,8 @@ class OpenAIEndpoint:
         except self._openai.APIStatusError as error:
             refused = 400 <= error.status_code < 500
             reason = f"HTTP {error.status_code} from {self._place}{ADVICE.get(error.status_code, '')}"
-            if said := self._said(error.body):
-                reason += f" ({said})"
+            if words := self._server_reason(error.body):
+                reason += f" ({words})"
             raise EndpointFailed(reason, billed=not refused) from error
         except self._openai.APIError as error:
             unreached = type(error.__cause__).__name__ == "ConnectError"
@@ -244,13 +244,13 @@ class OpenAIEndpoint:
         completion = usage.completion_tokens if usage else len(reply) // CHARS_PER_TOKEN
         return reply, prompt, completion
 
-    def _said(self, body: Any) -> str:
+    def _server_reason(self, body: Any) -> str:
         """What a server says of its refusal, on one short line and without the key."""
         inner = body.get("error", body) if isinstance(body, dict) else body
         text = inner.get("message", "") if isinstance(inner, dict) else inner
         key = self._client.api_key
         plain = " ".join(str(text or "").replace(key, "…" if len(key) > 8 else key).split())
-        return plain if len(plain) <= MOST_SAID else f"{plain[:MOST_SAID]}…"
+        return plain if len(plain) <= LONGEST_REASON else f"{plain[:LONGEST_REASON]}…"
 
 
 def _key(model: str, messages: Messages, salt: str) -> str:
