@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.report.text import duration_text, printable
+from tilewright.workers.child.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from tilewright.evolve.intake.child import Intake
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
 
 Tell = Callable[[Any, argparse.Namespace], int]
+
+BEAT = 20.0
+"""Seconds between two lines of a work that says nothing itself."""
 
 
 def add_commands(commands: Any, tell: Tell) -> None:
@@ -74,6 +78,13 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "--target",
         help="the device to tune for (default: tpu7x for a file of Pallas, this machine's GPU, or the interpreter)",
     )
+
+
+def _beats(place: str) -> contextlib.AbstractContextManager[None]:
+    """Lines while a function is read in, which may take minutes."""
+    began = time.monotonic()
+    text = f"reading {place} in and checking it"
+    return heartbeat(BEAT, lambda: _say(f"{text}: {duration_text(time.monotonic() - began)}"))
 
 
 def _say(line: str) -> None:
@@ -184,7 +195,8 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         with device_for(target) as device:
             if device is not None:
                 device.expect_reference()
-            answer = prepare(request, target, where, _say, intake, overrides)
+            with _beats(arguments.place):
+                answer = prepare(request, target, where, _say, intake, overrides)
             write_files(plan, where)
             if plan.files:  # they lie in the operator's folder from now on
                 request = replace(request, path=where.resolve() / request.path.name)
@@ -234,6 +246,7 @@ def _check(arguments: argparse.Namespace) -> int:
         started_intake(name) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
         contextlib.ExitStack() as stack,
+        _beats(arguments.place),
     ):
         # what the command imports takes as long as what the child does
         from tilewright.evolve.intake import preflight

@@ -349,6 +349,5 @@ def _answered(request: Request, workload: Workload) -> bool:
         return False
     shapes = {output.name: output.shape for output in request.operator.outputs(workload)}
     arrays = [item for answer in answers.values() for item in answer.items() if item[0] in shapes]
-    # an array of bools, or of no dimension, says which elements count, or how many: it is no answer
-    answers_alone = [(name, array) for name, array in arrays if array.ndim and array.dtype != bool]
-    return all(array.shape == shapes[name] for name, array in answers_alone)
+    # bools, and what has no dimension, are no answers: they say which elements count, or how many
+    return all(array.shape == shapes[name] for name, array in arrays if array.ndim and array.dtype != bool)

@@ -12,9 +12,8 @@ import hashlib
 import importlib.metadata
 import itertools
 import statistics
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from tilewright.seeds.sampled import places, stream
 from tilewright.workers.child.frames import Frame, FrameReader
+from tilewright.workers.child.heartbeat import heartbeat
 from tilewright.workers.runners.device_runner import (
     ALIVE_SECONDS,
     Answer,
@@ -76,7 +76,8 @@ class Runner(DeviceRunner):
         key = (hashlib.sha256(plan).hexdigest(), workload["id"])
         if key not in self._programs:
             state.update(phase="compile", entry=entry["id"])
-            with mesh_of(self._chip) if self._interpreted else contextlib.nullcontext(), _alive(answer):
+            alive = heartbeat(ALIVE_SECONDS, lambda: answer(Frame("alive")))  # a compiler says nothing
+            with mesh_of(self._chip) if self._interpreted else contextlib.nullcontext(), alive:
                 (frame,) = FrameReader(len(plan)).feed(plan)
                 jaxpr = decode(artefact_of(frame.blobs["text"], frame.arrays))
                 check_form(jaxpr, workload)
@@ -162,24 +163,6 @@ class Runner(DeviceRunner):
             "brief": brief, "inputs_changed": False,
         }  # fmt: skip
         return Frame("timed", data, arrays=arrays)
-
-
-@contextlib.contextmanager
-def _alive(answer: Answer) -> Iterator[None]:
-    """Signs of life while the compiler is at work, which says nothing and may take longer than a kernel may hang."""
-    done = threading.Event()
-
-    def speak() -> None:
-        while not done.wait(ALIVE_SECONDS):
-            answer(Frame("alive"))
-
-    speaker = threading.Thread(target=speak, daemon=True)
-    speaker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        speaker.join()
 
 
 def _operands(job: Frame, workload: Mapping[str, Any], kind: str = "") -> list[jax.Array]:
