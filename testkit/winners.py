@@ -43,6 +43,7 @@ def triton_winner(path, name, call):
         "wrapper": wrapper,
         "orders": orders,
         "settings": site.settings,
+        "objects": program.objects_of(site.calls),
         "parameters": program.made_parameters(site) if "(" in name else [],
     }
     defaults = {knob.name: knob.default for knob in text.knobs}
