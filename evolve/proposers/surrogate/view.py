@@ -199,7 +199,7 @@ class View:
 
     def _parent(self, k: int, row: Rows) -> Candidate:
         records = self.model.sources[k]
-        fit = [i for _, owner, i in self._fittest if owner == k] or [_argbest(records)]
+        fit = [i for _, owner, i in self._fittest if owner == k] or [int(np.nanargmax(records.targets))]
         apart = (np.array([records.rows[i] for i in fit]) != row).sum(axis=1)
         return records.candidates[fit[int(np.argmin(apart))]]
 
@@ -213,7 +213,3 @@ class View:
             rows = np.array([self._rows[p] for p in mine])
             factor[mine[(rows != self._rows[place]).sum(axis=1) <= 1]] = NEAR_PENDING
         return factor
-
-
-def _argbest(records: SourceRecords) -> int:
-    return int(np.nanargmax(records.targets))

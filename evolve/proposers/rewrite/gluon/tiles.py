@@ -218,7 +218,11 @@ def stores(
             if (
                 pair
                 and pair[1].limit == limit
-                and (pair[1].axes[0] == rows if limit else _same_tiles(kernel, pair[1].axes[0], rows))
+                and (
+                    pair[1].axes[0] == rows
+                    if limit
+                    else numbered(kernel, pair[1].axes[0]) == numbered(kernel, rows)
+                )
                 and numbered(kernel, pair[1].axes[1]) == column_tile
             ):
                 (statement,) = statements_of(dedented(kernel.source, node))
@@ -226,10 +230,6 @@ def stores(
         except Unsupported:
             continue
     return found
-
-
-def _same_tiles(kernel: TritonKernel, one: Axis, other: Axis) -> bool:
-    return numbered(kernel, one) == numbered(kernel, other)
 
 
 def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:

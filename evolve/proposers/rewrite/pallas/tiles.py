@@ -24,11 +24,6 @@ _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 _POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")
 
 
-def _is_decided(static: StaticNames, condition: str) -> bool:
-    """Whether Python decides a condition while it traces the kernel."""
-    return static(cst.parse_expression(condition))
-
-
 def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
     """``text`` in names that ``block`` (a function or a loop) does not bind; None where a name is bound oddly."""
     holder = block if isinstance(block, cst.FunctionDef) else kernel.enclosing(block, cst.FunctionDef)
@@ -100,7 +95,7 @@ def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[st
     target = {n.value for n in walk(loop.target) if isinstance(n, cst.Name)}
     if empty is None or not target & reads_of(empty) or not _softmax_step(view, loop, here[0]):
         return None
-    decided = _is_decided(static, empty)
+    decided = static(cst.parse_expression(empty))  # by Python, while it traces the kernel
     if not decided and _leaves_names(view, loop):
         return None
     return empty, decided
