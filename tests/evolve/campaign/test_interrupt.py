@@ -89,7 +89,7 @@ def test_a_comparison_that_takes_long_is_given_up_and_the_journal_says_so(tmp_pa
     monkeypatch.setattr(_Run, "_campaign", lambda run, references: campaign)
     monkeypatch.setattr(_Run, "_search", compare)
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
-        journal.set_meta("campaign", "c")
+        journal.set_meta("campaign", {"campaign": "c"})
         run = _Run(resolved, journal, tmp_path, tmp_path, display)
         outcome = run.go()
         assert outcome.reason is StopReason.INTERRUPTED and pool.ends == ["closed"]

@@ -35,14 +35,14 @@ def others():
 def templates():
     """Ids of this process's templates."""
     found = []
-    for child in (
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    ):
-        with contextlib.suppress(OSError):
-            if b"workers/child/template_main.py" in Path("/proc", str(child), "cmdline").read_bytes():
-                found.append(child)
+    for task in Path("/proc/self/task").iterdir():
+        children = []
+        with contextlib.suppress(OSError):  # a thread that has ended
+            children = (task / "children").read_text().split()
+        for child in map(int, children):
+            with contextlib.suppress(OSError):
+                if b"workers/child/template_main.py" in Path("/proc", str(child), "cmdline").read_bytes():
+                    found.append(child)
     return found
 
 
