@@ -41,17 +41,20 @@ def named_target(name: str) -> str:
     return name
 
 
-def require_usable(target: Target, remote: bool) -> None:
-    """Raises UserError when this machine, or with ``remote`` its Ray cluster, lacks what the target needs."""
+def missing_parts(target: Target, remote: bool) -> str | None:
+    """What this machine, or with ``remote`` its Ray cluster, lacks for a target, in words."""
     if target.measured and isinstance(target.part, Chip):
-        missing = tpu_toolchain.missing_parts(target.part, remote=remote)
-    elif target.measured:
-        missing = triton_toolchain.missing_parts(target.gpu, remote=remote)
-    elif target.compile_only:
-        missing = triton_toolchain.missing_parts(target.architecture, remote=remote)
-    else:
-        missing = libtpu_simulator.missing_parts()
-    if missing:
+        return tpu_toolchain.missing_parts(target.part, remote=remote)
+    if target.measured:
+        return triton_toolchain.missing_parts(target.gpu, remote=remote)
+    if target.compile_only:
+        return triton_toolchain.missing_parts(target.architecture, remote=remote)
+    return libtpu_simulator.missing_parts()
+
+
+def require_usable(target: Target, remote: bool) -> None:
+    """Raises UserError when something is missing."""
+    if missing := missing_parts(target, remote):
         raise UserError(f"target: {target.name} cannot be used here: {missing}.")
 
 

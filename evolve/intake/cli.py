@@ -146,19 +146,14 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
     ):
         # what the command imports takes as long as what the child does
-        from tilewright.evolve.campaign.targets import require_usable
+        from tilewright.evolve.campaign.targets import missing_parts, require_usable
         from tilewright.evolve.intake.tune import target_named
 
         target = target_named(name)
-        try:
+        if arguments.target or not target.gpu_interpreter:
             require_usable(target, remote=False)
-        except UserError as error:
-            if arguments.target or not target.gpu_interpreter:
-                raise
-            lacks = str(error).partition(" here: ")[2]
-            raise UserError(
-                f"no GPU is in sight, and to check Triton kernels without one: {lacks}"
-            ) from error
+        elif lacks := missing_parts(target, remote=False):
+            raise UserError(f"no GPU is in sight, and to check Triton kernels without one: {lacks}.")
         code = _run(arguments, tell, intake, target, _plan(arguments, target, Path(folder)))
     if code == 0:
         took = duration_text(time.monotonic() - began)
