@@ -67,12 +67,14 @@ def serve_ui(
 ) -> int:
     """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
 
-    A mirror writes the campaigns that MLflow lacks, the newest first; the server starts when ``campaign`` has a page.
+    A mirror writes the campaigns that MLflow lacks, the newest first; the server starts when ``campaign`` (else the
+    newest that uses MLflow) has a page.
     The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises UserError
     without a campaign, or without a free port.
     """
     uri = store_uri(home)
-    wanted = campaign or _newest(home)
+    known = campaigns(home)[::-1]
+    wanted = campaign or next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
     if uri.startswith(("http:", "https:")):
         page = _page(wanted, uri)
         if not page:
@@ -118,12 +120,6 @@ def serve_ui(
     if code > 0:
         raise UserError(f"MLflow's server ended with code {code}; see {log}.")
     return 0
-
-
-def _newest(home: Path) -> Path | None:
-    """The newest campaign that uses MLflow, else the newest."""
-    known = list(reversed(campaigns(home)))
-    return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
 def delete_runs(campaign: Path, home: Path) -> str:

@@ -106,7 +106,9 @@ class Mirror:
             self._flush()
             return False
         arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
-        self._read_candidates()
+        for candidate in self._journal.candidates(len(self._by_index)):  # proposed since the last call
+            self._by_index[candidate.index] = candidate
+            self._by_genome[candidate.genome.id] = candidate
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
@@ -169,7 +171,7 @@ class Mirror:
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
-        note = {NOTE: run_content.experiment_note(self._facts)}
+        note = {NOTE: "A run is a campaign; its child runs are the candidates."}
         self._experiment = experiment_of(self._client, self._experiment_name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
@@ -335,12 +337,6 @@ class Mirror:
             for name, text in files.items():
                 Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
             self._client.log_artifacts(run_id, folder)
-
-    def _read_candidates(self) -> None:
-        """Read candidates proposed since the last call."""
-        for candidate in self._journal.candidates(len(self._by_index)):
-            self._by_index[candidate.index] = candidate
-            self._by_genome[candidate.genome.id] = candidate
 
 
 def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags: Mapping[str, str]) -> str:
