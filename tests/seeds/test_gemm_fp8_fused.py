@@ -61,7 +61,7 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-REPEATS = ("small_blocks", "bf16_operands", "ahead_row_loop")
+REPEATS = ("small_blocks", "bf16_operands", "ahead_row_loop", "row_loop", "ahead")
 """Whose ways others of these take, too."""
 
 
