@@ -132,7 +132,9 @@ REPEATS = ("matrix_of_the_neighbouring_group", "tail_of_the_group_left_out")
 """What others of these twins do at another place."""
 
 
-@pytest.mark.parametrize("twin", [pytest.param(t, marks=pytest.mark.slow) if t in REPEATS else t for t in TWINS])
+@pytest.mark.parametrize(
+    "twin", [pytest.param(t, marks=pytest.mark.slow) if t in REPEATS else t for t in TWINS]
+)
 def test_wrong_twins_fail_the_exact_gate(twin):
     name, edit = TWINS[twin]
     workload = shape(family()[name].recipe.phase, m=256, k=256)

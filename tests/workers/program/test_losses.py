@@ -157,7 +157,9 @@ REPEATS = ("rounded at other places", "gradient of 1.02", "dropped in one layer"
 """What others of these show as well."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in REPEATS else n for n in NORMS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in REPEATS else n for n in NORMS]
+)
 def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
