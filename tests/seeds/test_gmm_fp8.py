@@ -113,12 +113,7 @@ TWINS = {
             "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), k, 0, n)",
         ),
     ),
-    "matrix_of_the_neighbouring_group": (
-        "dlhs-g128",
-        ("lambda tile, group, n, k: (group, n, k)", "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)"),
-    ),
     "rows_leak_across_the_border": ("fwd-g128", ('(row >= refs["low"])', '(row >= refs["low"] - 1)')),
-    "tail_of_the_group_left_out": ("dlhs-g128", ('(row < refs["high"])', '(row < refs["high"] - 1)')),
     "sums_take_rows_of_other_groups": ("tgmm-g128", ('(row < refs["high"])', '(row <= refs["high"])')),
     "empty_groups_keep_what_was_there": ("tgmm-g128", ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]")),
     "scales_of_half_the_rows": (
@@ -128,13 +123,7 @@ TWINS = {
 }  # fmt: skip
 
 
-REPEATS = ("matrix_of_the_neighbouring_group", "tail_of_the_group_left_out")
-"""What others of these twins do at another place."""
-
-
-@pytest.mark.parametrize(
-    "twin", [pytest.param(t, marks=pytest.mark.slow) if t in REPEATS else t for t in TWINS]
-)
+@pytest.mark.parametrize("twin", TWINS)
 def test_wrong_twins_fail_the_exact_gate(twin):
     name, edit = TWINS[twin]
     workload = shape(family()[name].recipe.phase, m=256, k=256)
