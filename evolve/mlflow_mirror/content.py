@@ -243,10 +243,10 @@ def campaign_note(
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
     best = (data.best and data.best.fitness) or 0.0
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
-    report, lineage = artifacts.format("report.html"), artifacts.format("lineage.html")
-    links = f"[Report]({report}) · [Lineage]({lineage})"
+    pages = (("Report", "report.html"), ("Lineage", "lineage.html")) if ended else ()
+    links = " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
     paragraphs = [
-        " ".join(filter(None, (_headline(data, link), links if ended else ""))),
+        " ".join(filter(None, (_headline(data, link), links))),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
         f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",

@@ -107,8 +107,7 @@ class Mirror:
             return False
         arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
         for candidate in self._journal.candidates(len(self._by_index)):  # proposed since the last call
-            self._by_index[candidate.index] = candidate
-            self._by_genome[candidate.genome.id] = candidate
+            self._by_index[candidate.index] = self._by_genome[candidate.genome.id] = candidate
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
@@ -359,11 +358,8 @@ def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags:
 
 
 def _source_tags() -> dict[str, str]:
-    return {"mlflow.user": _user(), "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}
-
-
-def _user() -> str:
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):
-        return "unknown"
+        user = "unknown"
+    return {"mlflow.user": user, "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}

@@ -132,8 +132,9 @@ def _from_table(
     try:
         with path.open(encoding="utf-8") as file:  # a device such as /dev/zero never ends
             entries = json.loads(file.read(MOST_LETTERS))["entries"]
-        named = [(entry["workload"], str(entry["genome"])) for entry in entries]
-        pairs = [(str(w["id"] if isinstance(w, Mapping) else w), genome) for w, genome in named]
+        shapes = [entry["workload"] for entry in entries]
+        names = [str(shape["id"] if isinstance(shape, Mapping) else shape) for shape in shapes]
+        pairs = [(name, str(entry["genome"])) for name, entry in zip(names, entries, strict=True)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--table: {path} is no dispatch table: {type(error).__name__} {error}.") from error
     by_genome = {c.genome.id: c for c in known}

@@ -187,7 +187,7 @@ class Journal:
                 ),
             )
         if genome.source not in self._kept:
-            if len(self._kept) >= _MOST_TEXTS:  # ids of the latest sources that are in the file for certain
+            if len(self._kept) >= _MOST_TEXTS:
                 self._kept.clear()
             self._kept[genome.source] = source
 
