@@ -250,8 +250,10 @@ def campaign_note(
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
     best = (data.best and data.best.fitness) or 0.0
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
+    pages = (("Report", "report.html"), ("Lineage", "lineage.html")) if ended else ()
+    links = " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
     paragraphs = [
-        " ".join(filter(None, (_headline(data, link), _report_links(artifacts) if ended else ""))),
+        " ".join(filter(None, (_headline(data, link), links))),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
         f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",
@@ -264,11 +266,6 @@ def campaign_note(
         "Artifacts: `report.html` and `lineage.html` (open them here), two pictures as `.svg`, `winner.py`.",
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)[:TAG_LENGTH]
-
-
-def _report_links(artifacts: str) -> str:
-    pages = (("Report", "report.html"), ("Lineage", "lineage.html"))
-    return " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
 
 
 def _headline(data: CampaignData, link: Callable[[int], str]) -> str:

@@ -106,7 +106,8 @@ class Mirror:
             self._flush()
             return False
         arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
-        self._read_candidates()
+        for candidate in self._journal.candidates(len(self._by_index)):  # proposed since the last call
+            self._by_index[candidate.index] = self._by_genome[candidate.genome.id] = candidate
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
@@ -336,12 +337,6 @@ class Mirror:
                 Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
             self._client.log_artifacts(run_id, folder)
 
-    def _read_candidates(self) -> None:
-        """Read candidates proposed since the last call."""
-        for candidate in self._journal.candidates(len(self._by_index)):
-            self._by_index[candidate.index] = candidate
-            self._by_genome[candidate.genome.id] = candidate
-
 
 def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags: Mapping[str, str]) -> str:
     """The identity of an experiment, made, or restored where it was deleted. ``artifacts``: for its files."""
@@ -366,11 +361,8 @@ def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags:
 
 
 def _source_tags() -> dict[str, str]:
-    return {"mlflow.user": _user(), "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}
-
-
-def _user() -> str:
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):
-        return "unknown"
+        user = "unknown"
+    return {"mlflow.user": user, "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}

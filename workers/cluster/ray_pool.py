@@ -268,10 +268,8 @@ class RayPool(QueuedPool):
                 worker.job = self._queue.popleft()
                 worker.began = time.monotonic()
                 request = request_for(worker.job)
-                worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
-
-    def _station_of(self, worker: Worker) -> ActorHandle | None:
-        return self._stations[worker.number % len(self._stations)] if self._stations else None
+                station = self._stations[worker.number % len(self._stations)] if self._stations else None
+                worker.reply = worker.handle.evaluate.remote(request, station)
 
     def _collect(self, worker: Worker) -> list[tuple[int, Evaluation]]:
         job = worker.job
