@@ -96,7 +96,8 @@ class SnrGate:
     rounding. ``turned`` names one of the mean square that the contract leaves to each element where roundings within
     turn: noise that ``min_db`` does not count. ``rare``: the share of elements that may be off by more than sums
     explain, up to ``worst``, where a rounding within turns now and then; None: all. ``lean``: the share of a last place
-    by which errors of a 16-bit output may go one way; None: any.
+    by which errors of a 16-bit output may go one way; None: any. ``short``: products that a matrix unit of 14 bits
+    may add up by the contract; more than 128 of one sign lose noticeably.
     """
 
     name: str
@@ -110,6 +111,7 @@ class SnrGate:
     turned: str | None = None
     rare: float | None = None
     lean: float | None = None
+    short: int = 0
 
 
 @dataclass(frozen=True)
