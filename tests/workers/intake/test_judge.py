@@ -106,7 +106,7 @@ def test_what_calls_hold_and_no_draw_does_is_usual():
 
 def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
     operands = [Operand("x", "float32", ("M", "N"), edge="-inf"), Operand("b", "float32", ("N",))]
-    angles = [Operand(name, "float32", ("M", "N")) for name in "cs"]
+    operands += [Operand(name, "float32", ("M", "N")) for name in "cs"]
     drawn = [
         draws(operands, {"M": 24, "N": 40}, "padded-left", 4, np.random.default_rng(n)) for n in range(12)
     ]
@@ -115,8 +115,7 @@ def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
     assert (
         all(rows.all(axis=1).any() for rows in some) and 0 < (b.reshape(12, 40) == 0).all(axis=1).sum() < 12
     )
-    pairs = [draws(angles, {"M": 4, "N": 8}, "padded", 4, np.random.default_rng(n)) for n in range(6)]
-    assert any(np.allclose(pair["c"] ** 2 + pair["s"] ** 2, 1) for pair in pairs)
+    assert any(np.allclose(made["c"] ** 2 + made["s"] ** 2, 1) for made in drawn)
     tied = draws(operands[:1], {"M": 24, "N": 40}, "ties", 4, np.random.default_rng(1))["x"]
     tied *= 448 / np.abs(tied).max()
     assert set(np.abs(tied).max(axis=1)) == {127.0, 448.0} and np.array_equal(tied * 2, np.rint(tied * 2))
