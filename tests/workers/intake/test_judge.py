@@ -347,7 +347,7 @@ def test_inputs_whose_last_place_decides_an_answer_now_and_then_are_not_used():
     kinds = InputKinds(
         operands, [shape], lambda given: computed(given, np.float64),
         lambda all_inputs: [computed(given, np.float32) for _, given in all_inputs],
-        Effort(24, (3, 5), on_largest=True, blamed_spread=1), "float32", "", [],
+        Effort(24, (3, 5), on_largest=True, blamed_spread=1, special=False), "float32", "", [],
     )  # fmt: skip
     assert "far" not in kinds.names and {"spread", "apart"} & set(kinds.names)
 
