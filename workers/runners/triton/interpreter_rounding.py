@@ -2,9 +2,11 @@
 
 Left alone (Triton 3.7) it computes on the bit patterns of bfloat16 and fp8 values, and cuts digits off where hardware
 rounds to nearest even, so that a right quantiser differs in 3 to 6 % of its codes. Casts to fp8 saturate, as the
-conversion instructions do that Triton uses.
+conversion instructions do that Triton uses. ``and``, ``or`` and ``not`` are of a tensor's elements, as the compiler
+reads them; Python's own give one of the operands.
 """
 
+import ast
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,6 +60,47 @@ def _all_ones(self: Any, kind: Any) -> Any:
     if made.kind not in "iub":
         raise TypeError(f"unsupported type {kind}")
     return interpreter.TensorHandle(~np.zeros(1, dtype=made), kind.scalar)
+
+
+class _ElementBooleans(interpreter.ASTTransformer):
+    """Makes a kernel's text call ``_joined`` for ``and`` and ``or``, and ``_negated`` for ``not``."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        node.value = self.visit(node.value)
+        return super().visit_Assign(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        word = ast.Constant("logical_and" if isinstance(node.op, ast.And) else "logical_or")
+        return ast.Call(
+            ast.Name(_joined.__name__, ast.Load()), [word, *(ast.Lambda(none, v) for v in node.values)], []
+        )
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        return ast.Call(ast.Name(_negated.__name__, ast.Load()), [node.operand], [])
+
+
+def _joined(word: str, *parts: Callable[[], Any]) -> Any:
+    """What the compiler makes of ``and`` or ``or``: constants are looked at in order, tensors are joined."""
+    found: list[Any] = []
+    for part in parts:
+        value = part()
+        if isinstance(value, tl.tensor):
+            found.append(value)
+        elif bool(value) is (word == "logical_or"):
+            return value
+    while len(found) > 1:
+        last = found.pop()
+        found.append(getattr(found.pop(), word)(last))
+    return found[0] if found else value
+
+
+def _negated(value: Any) -> Any:
+    return value.__not__() if isinstance(value, tl.tensor) else not value
 
 
 def repair() -> None:
@@ -126,6 +169,9 @@ def repair() -> None:
         return old_argument(value)
 
     interpreter._implicit_cvt = argument
+    interpreter.FunctionRewriter.ast_transformer = _ElementBooleans()
+    for function in (_joined, _negated):  # a kernel finds what the interpreter's module holds
+        setattr(interpreter, function.__name__, function)
     for name, other_way in REFLECTED.items():
         setattr(tl.constexpr, name, _reflected(getattr(tl.constexpr, name), other_way))
     old_patch = interpreter._patch_lang_tensor
