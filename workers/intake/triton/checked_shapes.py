@@ -20,6 +20,8 @@ MOST_SHAPES = 3
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
 
+NOT_FINITE = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+
 NO_TILES = frozenset(("num_warps", "num_stages"))
 
 MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
@@ -106,7 +108,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         if outside and small != dims:
             reason = "a kernel reads outside its tensors"
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
-            reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+            reason = NOT_FINITE
         if not reason:
             found.append(CheckedShape(small, inputs, answers, outputs, small in wide, seconds))
         return reason

@@ -39,13 +39,13 @@ from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import LARGE, Operand, operand_row
+from tilewright.workers.intake.operator import LARGE, Operand, operand_row, with_smaller
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.settings import SettingsRead
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import checked_shapes, may_be_joined
+from tilewright.workers.intake.triton.checked_shapes import NOT_FINITE, checked_shapes, may_be_joined
 from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -343,6 +343,14 @@ def _seed_with_shapes(
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
     seed, shapes = _drawn_or_given(site, text, notes, patience)
+    if NOT_FINITE in (shapes if isinstance(shapes, str) else " ".join(notes)):
+        usual, (site.operands, note) = site.operands, with_smaller(site.operands)
+        smaller = [note, *dict.fromkeys(text.notes)]
+        tried = _drawn_or_given(site, text, smaller, patience) if note else (seed, NOT_FINITE)
+        if isinstance(tried[1], str) or NOT_FINITE in " ".join(smaller):
+            site.operands = usual
+        else:
+            (seed, shapes), notes[:] = tried, smaller
     first = shapes
     for other in taken_otherwise(site, text) if isinstance(shapes, str) else ():
         seed = seed_of(site, other)
