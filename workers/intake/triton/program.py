@@ -45,7 +45,12 @@ from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.settings import SettingsRead
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import NOT_FINITE, checked_shapes, may_be_joined
+from tilewright.workers.intake.triton.checked_shapes import (
+    MOST_SHAPES,
+    NOT_FINITE,
+    checked_shapes,
+    may_be_joined,
+)
 from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -351,13 +356,17 @@ def _seed_with_shapes(
             site.operands = usual
         else:
             (seed, shapes), notes[:] = tried, smaller
-    first = shapes
-    for other in taken_otherwise(site, text) if isinstance(shapes, str) else ():
-        seed = seed_of(site, other)
-        notes[:] = other.notes
-        shapes = checked_shapes(seed, notes, patience)
-        if not isinstance(shapes, str):
+    first, before = shapes, (site.operands, site.dims)
+    alone = not isinstance(shapes, str) and all(shape.dims == site.dims[0] for shape in shapes)
+    for other in taken_otherwise(site, text) if alone or isinstance(shapes, str) else ():
+        own, own_notes = seed_of(site, other), list(other.notes)
+        found = checked_shapes(own, own_notes, patience)
+        if not isinstance(found, str) and (isinstance(shapes, str) or len(found) > len(shapes)):
+            kept = [] if isinstance(shapes, str) else shapes
+            seed, shapes, notes[:] = own, [*found[: MOST_SHAPES - len(kept)], *kept], own_notes
             break
+    else:
+        site.operands, site.dims = before
     if isinstance(shapes, str):
         raise Refusal(str(first))
     before = site.operands, site.dims

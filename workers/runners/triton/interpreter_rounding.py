@@ -8,6 +8,7 @@ reads them; Python's own give one of the operands.
 
 import ast
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,12 +104,47 @@ def _negated(value: Any) -> Any:
     return value.__not__() if isinstance(value, tl.tensor) else not value
 
 
+def _remember_types() -> None:
+    """Shapes, and numpy types by the language's: the interpreter makes each anew for every operation, a third of a
+    run's time."""
+    dtypes: dict[str, Any] = {}
+    shapes: dict[Any, tuple[Any, Any]] = {}
+    blocks: dict[Any, tuple[Any, int, str]] = {}
+    old_dtype, old_block = interpreter._get_np_dtype, tl.block_type.__init__
+
+    def np_dtype(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in dtypes:
+            dtypes[name] = old_dtype(kind)
+        return dtypes[name]
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = (getattr(size, "value", size) for size in getattr(shape, "values", shape))
+        key = element_ty.name, *sizes
+        if key not in blocks:
+            old_block(self, element_ty, shape)
+            blocks[key] = self.shape, self.numel, self.name
+        self.element_ty = element_ty
+        self.shape, self.numel, self.name = blocks[key]
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(getattr(type.shape, "values", type.shape)) if type.is_block() else ()
+        if key not in shapes:
+            shapes[key] = tl.constexpr(math.prod(key)), tl.tuple([tl.constexpr(size) for size in key])
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = shapes[key]
+
+    interpreter._get_np_dtype = np_dtype
+    tl.block_type.__init__, tl.tensor.__init__ = block, tensor
+
+
 def repair() -> None:
     """Change the interpreter of this process. Calling it twice changes nothing more."""
     builder = interpreter.InterpreterBuilder
     if getattr(builder, "computes_in_float32", False):
         return
     builder.computes_in_float32 = True
+    _remember_types()
     # a third of a kernel's time goes into checks for overflow that nothing reads: assertions are off without ``debug``
     plain = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.interpreter_builder.options = plain
