@@ -180,7 +180,7 @@ class Space:
             SpaceRule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
             for e, r in _checked_constraints(dict(constraints or {})).items()
         ]
-        self._members = None if members is None else _unique_rows(members)
+        self._members = None if members is None else np.unique(np.asarray(members, dtype=np.int16), axis=0)
         self._require_a_point()
 
     @classmethod
@@ -309,8 +309,7 @@ class Space:
     def points(self) -> Rows | None:
         """Every legal point in a fixed order, or None when there are too many to enumerate."""
         if self._members is not None:
-            rows = self._members
-            return rows[self._allowed_by_rules(rows)]
+            return self._members[self.legal_rows(self._members)]
         rows = np.zeros((1, 0), dtype=np.int16)
         for column, size in enumerate(self._sizes):
             if len(rows) * int(size) > _EXPANSION_LIMIT:
@@ -324,12 +323,6 @@ class Space:
                         return None
                     rows = rows[rule.allow(rows)]
         return rows if len(rows) <= ENUMERATION_LIMIT else None
-
-    def _allowed_by_rules(self, rows: Rows) -> np.ndarray:
-        keep = np.ones(len(rows), dtype=bool)
-        for rule in self._rules:
-            keep[keep] = rule.allow(rows[keep])
-        return keep
 
     # -- moves -----------------------------------------------------------------------------------------
 
@@ -396,10 +389,6 @@ class Space:
     @cached_property
     def _ordered(self) -> np.ndarray:
         return np.array([self.is_ordinal(name) for name in self.names], dtype=bool)
-
-
-def _unique_rows(rows: Rows) -> Rows:
-    return np.unique(np.asarray(rows, dtype=np.int16), axis=0)
 
 
 def nearest(space: Space, params: Mapping[str, Value]) -> dict[str, Value] | None:

@@ -93,7 +93,7 @@ class Model:
         ok = ~np.isnan(targets)
         self._warp = fitted_warp(targets, max(records.best for records in self.sources))
         warped = self._warp(targets)
-        age = self._ages()
+        age = np.concatenate([[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all])
         self._learn_process(warped, age, spare)
         self._failures = None
         if not ok.all():
@@ -160,10 +160,6 @@ class Model:
         best = max(records.best for records in self.sources)
         parts = [np.array(r.targets, dtype=float) + (best if r.earlier else 0.0) for r in self._all]
         return np.concatenate(parts)
-
-    def _ages(self) -> np.ndarray:
-        """Index of each record's candidate, -1 where it is of another campaign."""
-        return np.concatenate([[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all])
 
     def _encoded(self, encode: Callable[[int, Rows], np.ndarray], places: np.ndarray) -> np.ndarray:
         """Columns of the records at these ascending places among those of all sources."""

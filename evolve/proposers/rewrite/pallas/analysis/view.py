@@ -180,15 +180,9 @@ class PallasCall:
         if self.scratch_node is not None:
             edit.transform(self.scratch_node, partial(_with_elements, texts=texts))
         else:
-            self.add_launch_argument(edit, "scratch_shapes", "[" + ", ".join(texts) + "]")
-        self.add_reference_names(edit, [name for name, _ in entries])
-
-    def add_launch_argument(self, edit: Edit, keyword: str, text: str) -> None:
-        edit.transform(self.call, partial(with_keyword, keyword=keyword, text=text))
-
-    def add_reference_names(self, edit: Edit, names: Sequence[str]) -> None:
-        """New positional references after the kernel's last one."""
-        after = parameters(self.function)[len(self.refs) - 1].name.value
+            shapes = "[" + ", ".join(texts) + "]"
+            edit.transform(self.call, partial(with_keyword, keyword="scratch_shapes", text=shapes))
+        after, names = parameters(self.function)[len(self.refs) - 1].name.value, [name for name, _ in entries]
         edit.transform(self.function.params, partial(_with_parameters, after=after, names=names))
 
     def pass_static(self, edit: Edit, parameter: str) -> str:
