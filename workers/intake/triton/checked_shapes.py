@@ -56,10 +56,6 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def _rank(seed: Seed) -> int:
-    return max((len(o.shape) for o in seed.site.operands), default=0)
-
-
 def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
     """Up to three small shapes on which the recording holds and the default is right; or why there is none.
     ``patience``: share of the usual seconds after which one will do."""
@@ -117,7 +113,8 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
     heavy = False
-    left = deque([*wide, *ladder(dims, _rank(seed), holds)])
+    rank = max((len(o.shape) for o in site.operands), default=0)
+    left = deque([*wide, *ladder(dims, rank, holds)])
     while left and len(found) < MOST_SHAPES and len(late) <= MOST_LATE:
         plain = left.popleft()
         few = thinned(seed, plain, holds, None) if heavy else plain
