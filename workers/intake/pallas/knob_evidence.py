@@ -88,11 +88,12 @@ def values_taken(
 
 
 def tiling_knobs(
-    knobs: Sequence[Knob], defaults: Mapping[str, int], shape: CheckedShape, results: Sequence[Result],
-    outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
+    knobs: Sequence[Knob], defaults: Mapping[str, int], shape_of: Callable[[Mapping[str, int]], CheckedShape],
+    results: Sequence[Result], outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:  # fmt: skip
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
-    another one: both are one size, and only work as such. ``outputs_of``: of parameters and inputs."""
+    another one: both are one size, and only work as such. ``shape_of``: where parameters are tried. ``outputs_of``: of
+    parameters and inputs."""
     began = time.process_time()
     gates = ResultGates((), results)
     space: dict[str, tuple[int, ...]] = {}
@@ -104,6 +105,7 @@ def tiling_knobs(
         return time.process_time() - began > EVIDENCE_SECONDS
 
     def good(params: Mapping[str, int]) -> bool:
+        shape = shape_of(params)
         try:
             outputs = outputs_of({**defaults, **params}, shape.inputs)
             pairs = zip(outputs, shape.outputs, strict=True)

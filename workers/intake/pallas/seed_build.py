@@ -160,7 +160,7 @@ class SeedBuild:
         from tilewright.workers.runners.mosaic.known_operands import bind
 
         beside: frozenset[str] = frozenset()
-        reasons, needed = [], {}
+        reasons, needed, around = [], {}, set()
         names = [o.name for o in self.operands]
         for label, dims in shapes.items():
             specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
@@ -187,12 +187,14 @@ class SeedBuild:
             own = structure.work_beside(facts)
             own |= {UNREAD} if facts.unused_operands else set()
             beside |= own
+            around.add(structure.ALONE + facts.around)
             done, asked = facts.matmul_flops, (work or {}).get(label, 0)
             needed[label] = asked if done is None else done if work is None else min(asked, done)
             reason = structure.objection(facts, names, results, own)
             reason = reason or structure.missing_work(facts, needed[label])
             if reason is not None:
                 reasons.append(f"no time can be modelled for {self.chip.name}: {reason}")
+        beside |= around if structure.timed_alone(beside) else set()
         return beside, needed, list(dict.fromkeys(reasons))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax._src.core import jaxprs_in_params
 
 from tilewright.fitness.chips import Chip
+from tilewright.fitness.tpu import structure
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Place
 from tilewright.workers.intake.calls.kept_values import held, with_values
@@ -146,9 +147,19 @@ def judge(
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
     legal, idle = legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
-    knobs = [values_taken(k, legal, labels, checked) for k in knobs]
+    knobs = [values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
-    space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
+
+    def fits(shape: CheckedShape, params: Mapping[str, int]) -> bool:
+        taken = legal.get(label_of(shape.dims), {})
+        return shape is shapes[0] or all(v in taken.get(n, (v,)) for n, v in params.items())
+
+    def smallest(params: Mapping[str, int]) -> CheckedShape:
+        return next(shape for shape in reversed(shapes) if fits(shape, params))
+
+    space, fixed, held, tied = tiling_knobs(telling, defaults, smallest, results, seed.interpreted)
+    # a smaller shape may be smaller than a block that the first and the timed ones take
+    shapes = [s for s in shapes if all(fits(s, {name: v}) for name, values in space.items() for v in values)]
     whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
@@ -171,15 +182,16 @@ def judge(
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
-    moved = {label: _moved(made, dims, starts[label]) for label, dims in timed.items()}
     beside, work, reasons = made.lowered(starts, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
+    alone = structure.timed_alone(beside)
+    moved = {label: 1 if alone else _moved(made, dims, starts[label]) for label, dims in timed.items()}
     if beside:
-        names = ", ".join(sorted(name.removeprefix("stablehlo.") for name in beside))
-        notes.append(
-            f"the function computes {names} outside its kernels: candidates may, too, and its time counts"
-        )
+        names = [n.removeprefix("stablehlo.") for n in beside if not n.startswith(structure.ALONE)]
+        then = "candidates may, too, and its time counts"
+        then = "every candidate must, too, and times are of the kernels alone" if alone else then
+        notes.append(f"the function computes {', '.join(sorted(names))} outside its kernels: {then}")
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": chosen, "fixed": fixed,
         "operands": [operand_row(o) for o in operands],

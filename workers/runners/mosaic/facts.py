@@ -30,7 +30,8 @@ _SOURCES_OF_DMA = ("tpu.enqueue_dma", "tpu.enqueue_indirect_dma")
 
 
 def fingerprint(serialized: bytes) -> str:
-    """Hash of what will be compiled, source locations and names of the source left out: 16 hex digits."""
+    """Hashes of what will be compiled, source locations and names of the source left out: 16 hex digits of the module
+    around the kernels, 16 of these."""
     with mlir.make_ir_context() as context:
         module = read.parse(serialized)
         digest = hashlib.sha256()
@@ -40,12 +41,12 @@ def fingerprint(serialized: bytes) -> str:
             body = base64.b64decode(config["custom_call_config"].pop("body"))
             bodies.append((json.dumps(config, sort_keys=True), body))
             call.attributes["backend_config"] = ir.StringAttr.get("", context)
-        digest.update(str(module.operation.get_asm(enable_debug_info=False)).encode())
+        around = hashlib.sha256(str(module.operation.get_asm(enable_debug_info=False)).encode())
     for config_text, body in bodies:
         digest.update(config_text.encode())
         with read.kernel_context():
             digest.update(str(ir.Module.parse(body).operation.get_asm(enable_debug_info=False)).encode())
-    return digest.hexdigest()[:16]
+    return around.hexdigest()[:16] + digest.hexdigest()[:16]
 
 
 def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any]:
