@@ -24,9 +24,9 @@ def original_text(
     first, _, rest = str(data["function"]).partition(".")
     called = ".".join(filter(None, (f"{function}_original" if first == function else first, rest)))
     head = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
-    body = [
-        n for n in tree.body[ast.get_docstring(tree) is not None :] if n not in head and not _registers(n)
-    ]
+    body = [n for n in tree.body[ast.get_docstring(tree) is not None :] if n not in head]
+    # a generator's name is left to the original, which could not be imported if it were taken
+    body = [n for n in body if not isinstance(n, ast.Expr) or "register_prng(" not in ast.unparse(n)]
     parts = [ast.unparse(ast.Module([*head], []))]
     if others:
         parts += [stored("tuned_files"), f"FILES = tuned_files({others!r})"]
@@ -43,11 +43,6 @@ def original_text(
         f"    params = PARAMS\n    return {called}({data['call']})\n"
     )
     return "\n\n".join(part for part in parts if part)
-
-
-def _registers(node: ast.stmt) -> bool:
-    """Whether it gives JAX's generators a name, which the original does when it is imported: no other may then."""
-    return isinstance(node, ast.Expr) and ast.unparse(node).partition("(")[0].endswith("register_prng")
 
 
 def _module(path: str) -> str:

@@ -21,7 +21,7 @@ from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Plac
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
-from tilewright.workers.intake.child_program import Answer, Refusal, first_line, refused
+from tilewright.workers.intake.child_program import Answer, Refusal, refused
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.input_kinds import (
@@ -41,6 +41,7 @@ from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, shaped
 from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
+from tilewright.workers.runners.failures import describe
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
 OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
@@ -150,16 +151,14 @@ def judge(
     knobs = [values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
 
-    def fits(shape: CheckedShape, params: Mapping[str, int]) -> bool:
-        taken = legal.get(label_of(shape.dims), {})
-        return shape is shapes[0] or all(v in taken.get(n, (v,)) for n, v in params.items())
-
     def smallest(params: Mapping[str, int]) -> CheckedShape:
-        return next(shape for shape in reversed(shapes) if fits(shape, params))
+        taken = legal.get(checked[-1], {})
+        return shapes[-1 if all(v in taken.get(n, (v,)) for n, v in params.items()) else 0]
 
     space, fixed, held, tied = tiling_knobs(telling, defaults, smallest, results, seed.interpreted)
-    # a smaller shape may be smaller than a block that the first and the timed ones take
-    shapes = [s for s in shapes if all(fits(s, {name: v}) for name, values in space.items() for v in values)]
+    if any(smallest({name: v}) is not shapes[-1] for name, values in space.items() for v in values):
+        shapes = shapes[:1]  # the other is smaller than a block that the first and the timed ones take
+        legal = {label: taken for label, taken in legal.items() if label in (checked[0], *labels)}
     whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
@@ -338,7 +337,8 @@ def _checked_shapes(
         except Refusal as refusal:
             reason = refusal.what
         except Exception as error:  # noqa: BLE001 - a shape the kernel does not take
-            reason = _reason(error)
+            row = describe(error)
+            reason = f"{row['type']}: {row['message']}".partition("\n")[0][:200]
         if reason:
             reasons.append(f"{label_of(small)}: {reason}")
         else:
@@ -384,12 +384,6 @@ def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int
             if tried != found and time.process_time() - began < SLOW_SECONDS and seed.traced(tried, defaults):
                 found = tried
     return found
-
-
-def _reason(error: Exception) -> str:
-    """What a kernel raised: of the interpreter's callbacks the last line says it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return (lines[-1].strip() if "CpuCallback" in str(error) else first_line(error))[:200]
 
 
 def _result_sizes(

@@ -56,27 +56,24 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
     """
     with mlir.make_ir_context():
         given = read.inlined(serialized)
-        unused = _unused_operands(given)
+        arguments = read.main_function(given).regions[0].blocks[0].arguments
+        unused = [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
         module = read.inlined(bound.folded if bound else serialized)
         main = read.main_function(module)
-        calls = list(_kernel_calls(main))
+        calls, block = list(_kernel_calls(main)), main.regions[0].blocks[0]
+        results = block.operations[len(block.operations) - 1].operands
         facts = {
             "operations": dict(Counter(read.name_of(op) for op in read.walk(main))),
             "foreign_calls": sorted({read.target(op) for op in read.walk(main) if _is_foreign(op)}),
             "constant_bytes": sum(_constant_bytes(op) for op in read.walk(read.main_function(given))),
             "unused_operands": unused,
-            "outputs_not_from_kernels": _foreign_outputs(main.regions[0].blocks[0]),
+            "outputs_not_from_kernels": [n for n, v in enumerate(results) if not _only_from_kernels(v)],
         }
         bodies = [json.loads(ir.StringAttr(c.attributes["backend_config"]).value) for c in calls]
     tables = bound.tables if bound and bound.tables else [{}] * len(bodies)
     facts["kernels"] = [_kernel_facts(body, known) for body, known in zip(bodies, tables, strict=True)]
     facts["fingerprint"] = fingerprint(serialized)
     return facts
-
-
-def _unused_operands(module: Any) -> list[int]:
-    arguments = read.main_function(module).regions[0].blocks[0].arguments
-    return [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
 
 
 def _is_foreign(op: Any) -> bool:
@@ -112,12 +109,6 @@ def _reaches_kernel(value: Any, seen: set[Any]) -> bool:
     return False
 
 
-def _foreign_outputs(block: Any) -> list[int]:
-    """Numbers of the results into which anything but kernels' results flows."""
-    terminator = block.operations[len(block.operations) - 1]
-    return [n for n, value in enumerate(terminator.operands) if not _only_from_kernels(value)]
-
-
 def _only_from_kernels(value: Any) -> bool:
     if isinstance(value.owner, ir.Block):
         return False
@@ -145,8 +136,11 @@ def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
             "data_loops": taint.data_loops,
             "while_loops": taint.while_loops,
             "manual_dmas": sum(read.name_of(op) in _SOURCES_OF_DMA for op in read.walk(main)),
-            "loads_in_index_maps": sum(
-                _unknown_loads(other, _arguments(kernel, other, tables)) for other in kernel.index_maps
+            "loads_in_index_maps": sum(  # whose value is not known before the run
+                op.operation.operands[0] not in _arguments(kernel, other, tables)
+                for other in kernel.index_maps
+                for op in read.walk(other)
+                if "load" in read.name_of(op)
             ),
             "constant_bytes": sum(_constant_bytes(op) for op in read.walk(main)),
             "matmul_flops": flops,
@@ -157,12 +151,6 @@ def _arguments(kernel: read.MosaicKernel, function: Any, tables: Tables) -> set[
     """Arguments of a function of the kernel that are tables of known values."""
     seen = (number for number in tables if function is kernel.function or number < kernel.prefetched)
     return {kernel.argument(function, number) for number in seen}
-
-
-def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
-    """Loads in the computation of a block's position whose value is not known before the run."""
-    loads = (op for op in read.walk(index_map) if "load" in read.name_of(op))
-    return sum(op.operation.operands[0] not in tables for op in loads)
 
 
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:

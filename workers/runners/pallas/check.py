@@ -174,9 +174,11 @@ def run(job: Frame, answer: Answer) -> None:
     phase = "read"
     try:
         with mesh_of(job.data["chip"]):
-            artefacts = {w["id"]: _artefact(job, w["id"]) for w in job.data["workloads"]}
-            kernels = {}
+            artefacts, kernels = dict[str, Artefact](), {}
             for workload in job.data["workloads"]:
+                prefix = f"constant/{workload['id']}/"
+                held = {k.removeprefix(prefix): a for k, a in job.arrays.items() if k.startswith(prefix)}
+                artefacts[workload["id"]] = artefact_of(job.blobs[workload["id"]], held)
                 kernels[workload["id"]] = decode(artefacts[workload["id"]])
                 check_form(kernels[workload["id"]], workload)
             phase = "lower"
@@ -190,12 +192,6 @@ def run(job: Frame, answer: Answer) -> None:
                 _check(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its answer
         answer(Frame("error", {"phase": phase, **describe(error)}))
-
-
-def _artefact(job: Frame, name: str) -> Artefact:
-    prefix = f"constant/{name}/"
-    held = {k.removeprefix(prefix): a for k, a in job.arrays.items() if k.startswith(prefix)}
-    return artefact_of(job.blobs[name], held)
 
 
 def artefact_of(text: bytes, arrays: Mapping[str, np.ndarray]) -> Artefact:
