@@ -87,6 +87,16 @@ def values_taken(
     return replace(knob, values=values, parts=parts)
 
 
+def smallest_taking(
+    shapes: Sequence[CheckedShape],
+    legal: Mapping[str, Mapping[str, Sequence[int]]],
+    params: Mapping[str, int],
+) -> CheckedShape:
+    """The last of the checked shapes, which is the smallest, if it takes these parameters; else the first."""
+    taken = legal.get(label_of(shapes[-1].dims), {})
+    return shapes[-1 if all(v in taken.get(n, (v,)) for n, v in params.items()) else 0]
+
+
 def tiling_knobs(
     knobs: Sequence[Knob], defaults: Mapping[str, int], shape_of: Callable[[Mapping[str, int]], CheckedShape],
     results: Sequence[Result], outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],

@@ -226,7 +226,12 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
             for of, block in zip(
                 given[count + mapping.num_index_operands :], mapping.block_mappings, strict=False
             ):
-                found |= of if _looks_up(block.index_map_jaxpr.jaxpr, len(mapping.grid)) else set()
+                place = (
+                    block.index_map_jaxpr.jaxpr
+                )  # which may depend on integers beside the axes of the grid
+                integers = set(place.invars[len(mapping.grid) :])
+                asked = (v for e in place.eqns for v in e.invars if not isinstance(v, Literal))
+                found |= of if integers.intersection(asked) else set()
             origins.update((made[output], given[count + n]) for n, output in params["input_output_aliases"])
         elif equation.primitive.name == "jit":
             inner = params["jaxpr"].jaxpr
@@ -236,12 +241,6 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
         elif equation.primitive.name in _SHAPED:
             origins[made[0]] = given[0]
     return found
-
-
-def _looks_up(index_map: Any, axes: int) -> bool:
-    """Whether the place of a block depends on integers beside the axes of the grid."""
-    integers = set(index_map.invars[axes:])
-    return any(not isinstance(v, Literal) and v in integers for e in index_map.eqns for v in e.invars)
 
 
 _PLACES = re.compile(

@@ -1,6 +1,7 @@
 """The judge of a Pallas function: checked shapes, bounds and parameters, by the interpreter that gates use."""
 
 import contextlib
+import functools
 import inspect
 import math
 import time
@@ -36,8 +37,8 @@ from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.pallas import knob_evidence
 from tilewright.workers.intake.pallas.function_text import FollowedText
-from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, shaped
 from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
@@ -147,15 +148,14 @@ def judge(
         for knob in knobs:  # a smaller one may be a buffer that is too small for other values
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
-    legal, idle = legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
-    knobs = [values_taken(k, legal, labels, checked[:1]) for k in knobs]
+    legal, idle = knob_evidence.legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
+    knobs = [knob_evidence.values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
 
-    def smallest(params: Mapping[str, int]) -> CheckedShape:
-        taken = legal.get(checked[-1], {})
-        return shapes[-1 if all(v in taken.get(n, (v,)) for n, v in params.items()) else 0]
-
-    space, fixed, held, tied = tiling_knobs(telling, defaults, smallest, results, seed.interpreted)
+    smallest = functools.partial(knob_evidence.smallest_taking, shapes, legal)
+    space, fixed, held, tied = knob_evidence.tiling_knobs(
+        telling, defaults, smallest, results, seed.interpreted
+    )
     if any(smallest({name: v}) is not shapes[-1] for name, values in space.items() for v in values):
         shapes = shapes[:1]  # the other is smaller than a block that the first and the timed ones take
         legal = {label: taken for label, taken in legal.items() if label in (checked[0], *labels)}

@@ -56,10 +56,15 @@ def run(job: Frame, answer: Answer) -> None:
             alone = isolated_kernels(module) if job.data["alone"] else restated(module)
             compiled = _compile(workload, module, alone, description.devices[0])
             memory = compiled.memory_analysis()
-            folder = _keep_dumps(number)
+            # the next kernel of the same name would overwrite the dumps
+            kept = Path(f"workload{number}")
+            for name in ("llo", "prof"):
+                (kept / name).mkdir(parents=True)
+                for path in Path(name).iterdir():
+                    os.rename(path, kept / name / path.name)
             data = {
                 "workload": workload["id"],
-                "folder": folder,
+                "folder": str(kept),
                 "temporary_bytes": int(memory.temp_size_in_bytes),
             }
             answer(Frame("compiled", data))
@@ -116,14 +121,3 @@ def _as_exported(workload: Mapping[str, Any], module: bytes, inputs: list[Any]) 
         uses_global_constants=False,
         _get_vjp=None,
     )
-
-
-def _keep_dumps(number: int) -> str:
-    """Move this workload's dumps aside: the next kernel of the same name would overwrite them."""
-    kept = Path(f"workload{number}")
-    kept.mkdir()
-    for name in ("llo", "prof"):
-        (kept / name).mkdir()
-        for path in Path(name).iterdir():
-            os.rename(path, kept / name / path.name)
-    return str(kept)

@@ -209,7 +209,10 @@ class _Kernel:
         points = np.indices(self._grid).reshape(len(self._grid), math.prod(self._grid))
         needed = np.zeros(points.shape[1], dtype=bool)
         for number, mask in masks.items():
-            needed |= self._covers(outputs[number], points, mask)
+            mapping = outputs[number]  # of which a step's block may hold an element of the mask
+            starts, which = np.unique(self._starts(mapping, points), axis=0, return_inverse=True)
+            wanted = np.array([bool(mask[_block(mapping, start)].any()) for start in starts])
+            needed |= wanted[which.reshape(-1)]
         found = []
         for axis, size in enumerate(self._grid):
             chosen = np.unique(points[axis][needed])
@@ -231,12 +234,6 @@ class _Kernel:
                 mask[_block(mapping, start)] = True
             found.append(mask)
         return found
-
-    def _covers(self, mapping: Any, points: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Per step whether its block holds an element of the mask."""
-        starts, which = np.unique(self._starts(mapping, points), axis=0, return_inverse=True)
-        wanted = np.array([bool(mask[_block(mapping, start)].any()) for start in starts])
-        return wanted[which.reshape(-1)]
 
     def _starts(self, mapping: Any, points: np.ndarray) -> np.ndarray:
         """[steps, axes] first element of the block at each point [axes of the grid, steps]."""
