@@ -251,18 +251,13 @@ def _write_tables(call: Any, known: Known) -> Tables:
                 placed = early and kernel.index_maps
                 _insert_stores(kernel, kernel.index_maps[0] if placed else kernel.function, written)
     replace_body(call, config, kernel.module)
-    _replace_constants(call, tables)
-    return tables
-
-
-def _replace_constants(call: Any, tables: Tables) -> None:
-    """Give a kernel other constants for tables it fills: XLA would make equal or counted values by operations."""
-    with ir.InsertionPoint(call):
+    with ir.InsertionPoint(call):  # other constants: equal or counted values XLA would make by operations
         for number, values in tables.items():
             if not isinstance(call.operands[number].owner, ir.Block):
                 squares = np.arange(values.size, dtype=np.int32).reshape(values.shape) ** 2
                 other = _attribute(squares)
                 call.operands[number] = stablehlo.ConstantOp(other).results[0]
+    return tables
 
 
 def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> None:
