@@ -95,7 +95,9 @@ def serve_ui(
             if late := late_campaigns(home, uri):
                 newest_first = mirror_command(late[::-1], home, uri)
                 children.append(_start(newest_first, environment, output))
-                _await_page(wanted, uri, children[0])
+                deadline = time.monotonic() + (FIRST_PAGE_SECONDS if _exists(uri) else FIRST_MIRROR_SECONDS)
+                while not _page(wanted, uri) and children[0].poll() is None and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
             if not _exists(uri):
                 reason = (
                     "the mirror could not make one; see mirror.log of the campaign" if late else NO_CAMPAIGN
@@ -188,13 +190,6 @@ def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
         except OSError:
             time.sleep(POLL_SECONDS)
     return False
-
-
-def _await_page(campaign: Path | None, uri: str, mirror: subprocess.Popen[bytes]) -> None:
-    """Wait a moment until a mirror has written a campaign, so that the link leads to it."""
-    deadline = time.monotonic() + (FIRST_PAGE_SECONDS if _exists(uri) else FIRST_MIRROR_SECONDS)
-    while not _page(campaign, uri) and mirror.poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
 
 
 def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
