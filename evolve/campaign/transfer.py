@@ -139,7 +139,8 @@ def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[Genome]:
     campaigns: dict[str, dict[str, float]] = {}
     for part in earlier:
         for genome, target in part.points:
-            if (space := spaces[genome.source]) is not None and space.legal(genome.params):
+            space = spaces[genome.source]
+            if space is not None and space.legal(genome.params):
                 genomes.setdefault(genome.id, genome)
             campaigns.setdefault(part.campaign, {})[genome.id] = target
     standing = dict.fromkeys(genomes, 0.0)

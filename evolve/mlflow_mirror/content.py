@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
-from tilewright.evolve.report.change import full_diff
+from tilewright.evolve.report.change import full_diff, winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.text import percent_text, rate_text, speed_text, time_text
@@ -49,13 +49,6 @@ class RunContent:
     metrics: dict[str, float]
     tags: dict[str, str]
     files: dict[str, str] = field(default_factory=dict)
-
-
-def experiment_note(facts: Mapping[str, Any]) -> str:
-    return (
-        f"Campaigns of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "
-        f"({facts.get('target_kind')}). A run is a campaign; its child runs are the candidates."
-    )
 
 
 def candidate_run(
@@ -275,7 +268,11 @@ def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
     if winner is None or winner.fitness is None or data.winner is None:
         return ""
     number = data.winner.index
-    won = f"Winner: {_linked(f'candidate {number}', link(number))}, {_plain(data.winner.mutation.detail)}."
+    change = winner_change(data)
+    changed = "; ".join((*change.steps, *change.parameters)) if change else data.winner.mutation.detail
+    won = (
+        f"Winner: {_linked(f'candidate {number}', link(number))}, {_plain(changed or 'the seed unchanged')}."
+    )
     first = winner.workloads[0]
     low, high = first.seconds_interval
     interval = "" if low == high else f" ({time_text(low)} to {time_text(high)})"

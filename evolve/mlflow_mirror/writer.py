@@ -170,7 +170,7 @@ class Mirror:
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
-        note = {NOTE: run_content.experiment_note(self._facts)}
+        note = {NOTE: "A run is a campaign; its child runs are the candidates."}
         self._experiment = experiment_of(self._client, self._experiment_name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
@@ -251,7 +251,9 @@ class Mirror:
             self._complete_child(candidate.index, content, at, evaluation.wall_seconds, known)
             for parent in parents:
                 self._link_children(parent.index)
-            self._close_child(candidate.index, content, at)
+            run_id = self._children[candidate.index].run_id
+            self._client.set_terminated(run_id, "FINISHED" if content.passed else "FAILED", int(at * 1000))
+            self._children[candidate.index] = KnownRun(run_id, True)
         except MlflowException as error:
             if error.get_http_status_code() == BAD_REQUEST:
                 self._refusals[candidate.index] += 1
@@ -277,11 +279,6 @@ class Mirror:
         metrics = [Metric(k, v, int(at * 1000), index) for k, v in content.metrics.items()]
         self._log(run_id, content.params, metrics)
         self._upload(run_id, content.files)
-
-    def _close_child(self, index: int, content: RunContent, at: float) -> None:
-        run_id = self._children[index].run_id
-        self._client.set_terminated(run_id, "FINISHED" if content.passed else "FAILED", int(at * 1000))
-        self._children[index] = KnownRun(run_id, True)
 
     def _link_children(self, index: int) -> None:
         """Write the links to the children that a candidate has so far into its description."""

@@ -174,7 +174,7 @@ def _jobs(
         plan += [(c, Scope.FINAL) for c in (present if turn % 2 == 0 else present[::-1])]
     if resolved.suite.final:
         plan += [(c, Scope.SUITE) for c in (*contenders, *incumbents)]
-    shapes = {scope: {w.id for w in resolved.suite.timed(scope)} for scope in Scope}
+    shapes = {scope: {w.id for w in resolved.suite.timed(scope)} for _, scope in plan}
     plan = [(c, scope) for c, scope in plan if c.only is None or c.only & shapes[scope]]
     jobs = []
     for index, (contender, scope) in enumerate(plan, first_job):

@@ -51,10 +51,11 @@ class ParameterCrossover:
                 return None
             parent, mate = one.candidate, other.candidate
             if parent.genome.id == mate.genome.id:
-                stranger = self._other(parent, rng)
-                if stranger is None:
+                # one of the fittest of all: an island may hold one elite only
+                others = [c for _, _, c in self._fittest if c.genome.id != parent.genome.id]
+                if not others:
                     return None
-                mate = stranger
+                mate = others[int(rng.integers(len(others)))]
             space = self._spaces[parent.genome.source]
             if space is None:
                 continue
@@ -62,11 +63,6 @@ class ParameterCrossover:
             if proposal is not None:
                 return proposal
         return None
-
-    def _other(self, parent: Candidate, rng: np.random.Generator) -> Candidate | None:
-        """One of the fittest of all: an island may hold one elite only."""
-        others = [c for _, _, c in self._fittest if c.genome.id != parent.genome.id]
-        return others[int(rng.integers(len(others)))] if others else None
 
     def _fold(self, history: History) -> None:
         for candidate, evaluation in history.evaluated[self._folded :]:

@@ -190,13 +190,6 @@ def _suites(check: tuple[tuple[int, int], ...]) -> Mapping[str, Suite]:
     return suites_of(timed, tuple(matrix(*shape, "check/") for shape in check))
 
 
-def _product_suites() -> Mapping[str, Suite]:
-    """``products``: squares and a feed-forward layer's; ``tiny``: for interpreters."""
-    shapes = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
-    lists = {"products": [gemm(*shape) for shape in shapes], "tiny": [gemm(64, 64, 128)]}
-    return suites_of(lists, (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/")))
-
-
 def operators() -> dict[str, MxCast | MxGemm]:
     """The casts by recipe name, and the products of what they write."""
     along = _suites(((200, 384), (33, 128)))
@@ -226,9 +219,12 @@ def operators() -> dict[str, MxCast | MxGemm]:
     for recipe, levels in (("mxfp4", 0), ("nvfp4", 1)):
         seeds = _seed("cast4", {"two_level": levels, "mode": int(Rule.FLOOR)})
         found[recipe] = MxCast(f"mx_cast/{recipe}", Rule.FLOOR, 4, "rows", levels, along, seeds)
+    shapes = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
+    lists = {"products": [gemm(*shape) for shape in shapes], "tiny": [gemm(64, 64, 128)]}
+    products = suites_of(lists, (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/")))
     for form_name, form in FORMS.items():
         recipe, seeds = f"gemm_{form_name}", _seed("scaled", {"form": form.number})
-        found[recipe] = MxGemm(f"mx_cast/{recipe}", form, _product_suites(), seeds)
+        found[recipe] = MxGemm(f"mx_cast/{recipe}", form, products, seeds)
     return found
 
 

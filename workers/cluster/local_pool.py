@@ -192,10 +192,8 @@ class LocalPool(QueuedPool):
         if self._threads is None:
             return []
         done = self._threads.finished(timeout_seconds if self._threads.busy else 0.0)
-        now, limit = time.monotonic(), self.settings.deadline_seconds
-        if any(
-            slot.job is not None and now - slot.began >= limit(slot.job.scope) for slot in self._threads.busy
-        ):
+        held = [(slot.job.scope, time.monotonic() - slot.began) for slot in self._threads.busy if slot.job]
+        if any(seconds >= self.settings.deadline_seconds(scope) for scope, seconds in held):
             done += [(slot.job, None) for slot in self._threads.busy if slot.job is not None]
             self._restart()
         finished = []
