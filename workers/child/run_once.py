@@ -55,7 +55,6 @@ class ChildLimits:
     file_bytes: int = 2 << 30
     result_bytes: int = 512 << 20
     log_bytes: int = 16 << 20
-    kept_log_bytes: int = 16 << 10
 
 
 @contextlib.contextmanager
@@ -107,7 +106,7 @@ def run_child(
         )
         pipes.close_theirs()
         reader = FrameReader(limits.result_bytes)
-        sizes = ByteLimits(limits.result_bytes, limits.log_bytes, limits.kept_log_bytes)
+        sizes = ByteLimits(limits.result_bytes, limits.log_bytes)
         with Drain(
             pipes.stdin, (pipes.stdout, pipes.stderr), pipes.result, encode(job), reader, sizes,
             on_frame, on_sent=lambda: pipes.close(pipes.stdin),

@@ -121,7 +121,7 @@ class Model:
             smooth = self._encoder.smooth(source, rows)
             for posterior in self._posteriors:
                 posterior.add_pool(smooth)
-            self._feasible = np.concatenate([self._feasible, self._probability_of_success(source, rows)])
+            self._feasible = np.concatenate([self._feasible, self._probability_of_success(smooth)])
 
     def observe(self, places: Sequence[int], targets: Sequence[float]) -> None:
         """What became of some points of the pool, as log fitness; failures wait for the next refit."""
@@ -142,10 +142,10 @@ class Model:
         gains = [log_improvement(mean, doubt * spread, self._best) for mean, spread in beliefs]
         return np.logaddexp.reduce(gains) - math.log(len(gains)) + np.log(self._feasible)
 
-    def _probability_of_success(self, source: int, rows: Rows) -> np.ndarray:
+    def _probability_of_success(self, points: np.ndarray) -> np.ndarray:
         if self._votes is None:
-            return np.ones(len(rows))
-        votes = neighbour_means(*self._votes, self._encoder.smooth(source, rows))
+            return np.ones(len(points))
+        votes = neighbour_means(*self._votes, points)
         blended = (FAILURE_PRIOR * votes + self._success_rate) / (FAILURE_PRIOR + 1.0)
         return np.clip(blended, LEAST_FEASIBLE, 1.0)
 
