@@ -179,11 +179,10 @@ def test_a_share_too_small_is_said_with_its_bar():
     assert failure(readings, (gate,)).endswith("at least 90.00% must") and readings[0].bar is None
 
 
-@pytest.mark.parametrize("seed", [2, 3])
-def test_codes_beside_ties_may_be_those_of_float32(seed):
+def test_codes_beside_ties_may_be_those_of_float32():
     operator = taken.operator("int8 codes")
     workload = operator.suites["small"].check[0]
-    inputs = operator.make_inputs(workload, seed, "usual")
+    inputs = operator.make_inputs(workload, 2, "usual")
     x, answers = inputs["x"].astype(np.float32), operator.oracle(workload, inputs)
     scale = np.maximum(np.abs(x).max(1), np.float32(1e-10)) / np.float32(127)
     value = x / scale[:, None]
