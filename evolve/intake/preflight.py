@@ -50,6 +50,9 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     for note in answer["notes"]:
         yield f"  note       {note}"
     yield f"  target     {target}"
+    way = "by tilewright promote, once a device or a time model has judged it"
+    no = "no: the function runs as it stands; use the module that tune writes"
+    yield f"  promoted   {no if is_original(answer['source']) else way}"
 
 
 def gradients(answer: Mapping[str, Any]) -> str:

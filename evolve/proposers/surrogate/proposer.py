@@ -162,7 +162,7 @@ class SurrogateProposer:
         self._next_fit = count + _interval(count)
         self._next_look = count + _patience(count)
         latest = self._records.order[-1][0].candidates[-1]
-        model.learn(seed=count, spare=self._next_fit - count)
+        model.learn(spare=self._next_fit - count)
         rng = np.random.default_rng([count, int(latest.genome.id[:8], 16)])
         self._view = View(model, self._proposed, rng, count // _patience(count))
 

@@ -60,24 +60,24 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
         unused = [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
         module = read.inlined(bound.folded if bound else serialized)
         main = read.main_function(module)
-        calls, block = list(_kernel_calls(main)), main.regions[0].blocks[0]
-        results = block.operations[len(block.operations) - 1].operands
+        calls = list(_kernel_calls(main))
         facts = {
             "operations": dict(Counter(read.name_of(op) for op in read.walk(main))),
-            "foreign_calls": sorted({read.target(op) for op in read.walk(main) if _is_foreign(op)}),
+            "foreign_calls": sorted(
+                {read.target(op) for op in read.walk(main) if read.name_of(op) == "stablehlo.custom_call"}
+                - {read.KERNEL_TARGET}
+            ),
             "constant_bytes": sum(_constant_bytes(op) for op in read.walk(read.main_function(given))),
             "unused_operands": unused,
-            "outputs_not_from_kernels": [n for n, v in enumerate(results) if not _only_from_kernels(v)],
+            "outputs_not_from_kernels": [
+                n for n, value in enumerate(_last(main.regions[0].blocks[0])) if not _only_from_kernels(value)
+            ],
         }
         bodies = [json.loads(ir.StringAttr(c.attributes["backend_config"]).value) for c in calls]
     tables = bound.tables if bound and bound.tables else [{}] * len(bodies)
     facts["kernels"] = [_kernel_facts(body, known) for body, known in zip(bodies, tables, strict=True)]
     facts["fingerprint"] = fingerprint(serialized)
     return facts
-
-
-def _is_foreign(op: Any) -> bool:
-    return read.name_of(op) == "stablehlo.custom_call" and read.target(op) != read.KERNEL_TARGET
 
 
 def _kernel_calls(module: Any) -> Iterator[Any]:
