@@ -318,7 +318,9 @@ class SampledOperator(TakenOperator):
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``elements`` may be those of a device: then the reference runs there."""
         dims = workload.dims
-        picks = self._picks(workload, rng)
+        # along the axes that the reference treats by themselves, the first place and the last among them
+        sizes = {name: workload.dims[name] for name in self.independent}
+        picks = {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
@@ -330,11 +332,6 @@ class SampledOperator(TakenOperator):
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         return Sample(where, self._references(inputs, at))
-
-    def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Places along the axes that the reference treats by themselves, the first and the last among them."""
-        sizes = {name: workload.dims[name] for name in self.independent}
-        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """See ``seeds.sampled.Heavy``: this operator and its shape."""

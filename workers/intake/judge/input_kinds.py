@@ -333,7 +333,7 @@ class InputKinds:
                 answers = self._answers_to([given for _, given in drawn])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return None
-            floats = (a for answer in answers for a in answer if a.dtype.kind == "f")
+            floats = [a for answer in answers for a in answer if a.dtype.kind == "f"]
             if family(kind) not in SPECIAL and not all(np.abs(a).max(initial=0.0) < most for a in floats):
                 return None
             mine = [n - begin for n in own if begin <= n < end]
