@@ -111,6 +111,25 @@ def operand_row(operand: Operand) -> list[Any]:
     return [list(value) if isinstance(value, tuple) else value for value in row]
 
 
+SMALLER = 1 / 8
+"""Of floats that a call says nothing of, where the kernel's answers to ordinary ones are no numbers: a recurrence over
+hundreds of steps, or an inverse, grows beyond what a type holds."""
+
+
+def with_smaller(operands: Sequence[Operand]) -> tuple[list[Operand], str]:
+    """The operands with such floats ``SMALLER``, and what to say of them; empty where there are none."""
+    usual = [
+        o.name for o in operands if is_float(o.dtype) and o.size == 1.0 and o.least is None and not o.form
+    ]
+    made = [dataclasses.replace(o, size=SMALLER) if o.name in usual else o for o in operands]
+    if not usual:
+        return made, ""
+    return (
+        made,
+        f"drawn times {SMALLER}, as the kernel's answers to larger ones are no numbers: {', '.join(usual)}",
+    )
+
+
 @dataclass(frozen=True)
 class Result:
     """An output and its gate: ``min_db`` and ``worst`` of a float one; integers are exact."""
@@ -299,7 +318,9 @@ class SampledOperator(TakenOperator):
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``elements`` may be those of a device: then the reference runs there."""
         dims = workload.dims
-        picks = self._picks(workload, rng)
+        # along the axes that the reference treats by themselves, the first place and the last among them
+        sizes = {name: workload.dims[name] for name in self.independent}
+        picks = {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
@@ -311,11 +332,6 @@ class SampledOperator(TakenOperator):
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         return Sample(where, self._references(inputs, at))
-
-    def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Places along the axes that the reference treats by themselves, the first and the last among them."""
-        sizes = {name: workload.dims[name] for name in self.independent}
-        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """See ``seeds.sampled.Heavy``: this operator and its shape."""
