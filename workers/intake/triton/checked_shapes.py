@@ -172,23 +172,19 @@ def thinned(
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
     recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has. Of
     heads that share those of another axis, both are made fewer, and of axes of one size in the call, too."""
-    thin, dims = dict(small), seed.site.dims[0]
+    thin, dims, deep = dict(small), seed.site.dims[0], {o.shape[-1] for o in seed.site.operands if o.shape}
     for place, name in enumerate(list(small)[:-1]):
         many, size = programs_of(seed, thin), least[place % len(least)]
         if slow is False and many <= MOST_PROGRAMS:
             break
-        shared = [
-            n
-            for n in small
-            if 1 < small[n] < small[name] and dims[n] < dims[name] and dims[name] % small[n] == 0
-        ]
+        less = [n for n in small if n not in deep and 1 < small[n] < small[name] and dims[n] < dims[name]]
+        shared = [n for n in less if dims[name] % small[n] == 0]
         size = min(small[name], max(size + size % 2, 4) if shared else size)
         alike = {n: size for n in small if dims[n] == dims[name] and thin[n] == thin[name]}
         ways = (*({n: 2} for n in shared), alike)
         for few in ({**thin, name: size}, *({**thin, name: size, **way} for way in ways)):
             own = programs_of(seed, few) * thin[name] == many * few[name] and few != thin
-            if any(few[n] >= few[name] for n in shared):
-                continue
+            own = own and all(few[n] < few[name] for n in shared)
             if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
                 thin = few
                 break
