@@ -216,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, command in commands.choices.items():
         command.epilog = f"example: tilewright {EXAMPLES[name]}"
         # --home may also follow the command
-        command.add_argument("--home", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        command.add_argument("--home", default=argparse.SUPPRESS, help=home)
     return parser
 
 
@@ -397,7 +397,7 @@ def _sizes(arguments: argparse.Namespace) -> int:
         _say(f"{bytes_text(bytes_of(folder)):>10}  {folder.name}")
     kept = [home / "mlflow.db", *(home / "mlartifacts").rglob("*")]
     size = sum(path.lstat().st_size for path in kept if path.is_file())
-    _say(f"{bytes_text(size):>10}  MLflow of all campaigns")
+    _say(f"{bytes_text(size):>10}  MLflow of all campaigns (mlflow.db takes 1 MiB even when it is empty)")
     return 0
 
 
@@ -437,6 +437,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     target, healthy = arguments.target, True
     usable: list[str] = []
+    if target is None:
+        _say(
+            "ok: works; –: not here, and only what it names needs it; no: not here, and every campaign needs it"
+        )
     for finding in examine(home_folder(arguments.home)) if target is None else [examine_target(target)]:
         healthy = healthy and (finding.good or not finding.needed)
         usable += [finding.part.removeprefix("target ")] * (
@@ -445,7 +449,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
         mark = "ok  " if finding.good else "no  " if finding.needed else "–   "
         _say(f"{mark} {finding.part}: {finding.sentence}")
     if target is None:
-        _say("–: not here, and only what it names needs it; no: every campaign needs it")
         _say(f"targets that work here: {', '.join(usable) or 'none yet; install an extra'}")
     return 0 if healthy and (target is not None or usable) else 2
 

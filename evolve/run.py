@@ -3,8 +3,7 @@
 import gc
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,9 +182,11 @@ class _Run:
         if earlier := self.resolved.config.search.transfer:
             self.display.note(f"starts from: {', '.join(earlier)} (search.transfer)")
         self.display.note("starting workers")
-        with _workers_errors():
+        try:
             pool.start()
             campaign.begin()  # seeds first, baselines beside them
+        except PoolUnavailable as error:
+            raise UserError(f"workers: {error}.") from error
         self.display.note("")
         for kernel, genome in self.resolved.baselines:
             references.request(kernel.name, Scope.SUITE, genome, kernel.name)
@@ -198,9 +199,8 @@ class _Run:
             raise InfrastructureFault(f"workers: {error}; resume with 'tilewright resume {name}'.") from error
 
     def _pool_note(self, text: str) -> None:
-        """What a cluster has or lacks; its workers are a fact of the campaign."""
-        if text.startswith("workers: "):
-            self.journal.add_event(WORKERS, text=text)
+        """What a cluster has, lacks or lost."""
+        self.journal.add_event(WORKERS, text=text)
         self.display.note(text)
 
     @property
@@ -389,15 +389,6 @@ class _Run:
 
 class InfrastructureFault(UserError):
     """Workers fail, not candidates."""
-
-
-@contextmanager
-def _workers_errors() -> Iterator[None]:
-    """Turns PoolUnavailable into UserError."""
-    try:
-        yield
-    except PoolUnavailable as error:
-        raise UserError(f"workers: {error}.") from error
 
 
 def _seed_failure(campaign: Campaign) -> str:

@@ -27,6 +27,10 @@ ROUNDED = 2.0**-12
 INEXACT = 2.0**-8
 """The same of accumulators that keep 14 bits of products of 8-bit floats."""
 
+STEADY, ONE_SIGN = 2.0**-11, 6.0
+"""Share that each 32 products after the first lose of a sum of one sign, one so many times the usual size: they are cut
+at 13 places of half the sum, and half of them, normal ones, lose half of a place."""
+
 NOISE_DB = 1.5
 """How much more noise there may be than rounding and an eighth of ``worst`` make."""
 
@@ -74,7 +78,8 @@ class Allowance:
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
     that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements,
-    and two, that may be off by more than ``ROUNDED``. ``lean``: see ``_one_way``.
+    and two, that may be off by more than ``ROUNDED``. ``lean``: see ``_one_way``. ``steady``: the share that
+    sums of one sign may lose beside.
     """
 
     worst: float
@@ -84,6 +89,7 @@ class Allowance:
     inexact: bool = False
     rare: float | None = None
     lean: float | None = None
+    steady: float = 0.0
 
 
 def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
@@ -101,9 +107,8 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
             worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare, lean=gate.lean
         )
     if gate.min_db >= ROUNDING_DB:
-        return Allowance(
-            sums, sums if inexact else sums * SIGN, rounded=True, inexact=inexact, lean=gate.lean
-        )
+        sign, lost = (sums, STEADY * max(gate.short / 32 - 1, 0)) if inexact else (sums * SIGN, 0.0)
+        return Allowance(sums, sign, rounded=True, inexact=inexact, lean=gate.lean, steady=lost)
     return Allowance(math.inf, math.inf, rounded=False)
 
 
@@ -143,14 +148,17 @@ def objection(
         return fault  # the reach, which takes longest, allows for more and never for less
     known = None if usual is None else usual.astype(np.float64).reshape(-1, columns)
     around = np.maximum(around, ROOM * _reach(wanted) if known is None else _outlying(known))
-    return _objection(output, found, wanted, rounded, unit, around, allowed)
+    size = np.abs(wanted)
+    lost = 0.0 if known is None else allowed.steady * np.where(size > ONE_SIGN * known, size, 0.0)
+    return _objection(output, found, wanted, rounded, unit, around, allowed, lost)
 
 
 def _objection(
     output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray,
-    around: np.ndarray, allowed: Allowance,
+    around: np.ndarray, allowed: Allowance, lost: np.ndarray | float = 0.0,
 ) -> str | None:  # fmt: skip
-    """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place."""
+    """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place; ``lost``
+    counts as noise that is to be expected."""
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
@@ -166,9 +174,8 @@ def _objection(
         if (place := _first(flipped)) is not None:
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        if allowed.rounded and (
-            db := excess_noise(found, wanted, rounded, unit, around, allowed.worst, output)
-        ):
+        lost = np.hypot(allowed.worst / 8 * around, lost)
+        if allowed.rounded and (db := excess_noise(found, wanted, rounded, unit, lost, output)):
             return f"{db:.1f} dB more noise than rounding makes"
     return None
 
@@ -197,12 +204,12 @@ def _not_rounded_once(
 
 
 def excess_noise(
-    found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray, around: np.ndarray, worst: float,
+    found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray, lost: np.ndarray,
     output: np.ndarray, most: float = NOISE_DB,
 ) -> float:  # fmt: skip
-    """dB of noise beyond that of rounding and an eighth of ``worst``, where it is more than ``most`` and chance."""
+    """dB of noise beyond that of rounding and what sums have ``lost``, where it is more than ``most`` and chance."""
     error = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, found - wanted)
-    noise, lost = float(np.sum(error * error)), (worst / 8 * around) ** 2
+    noise, lost = float(np.sum(error * error)), lost * lost
     expected = float(np.sum((rounded - wanted) ** 2) + np.sum(lost))
     beyond = noise > expected * (10 ** (most / 10) + _chance(unit * unit / 12 + lost))
     return float(10 * np.log10(noise / expected)) if beyond else 0.0

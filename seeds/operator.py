@@ -96,7 +96,8 @@ class SnrGate:
     rounding. ``turned`` names one of the mean square that the contract leaves to each element where roundings within
     turn: noise that ``min_db`` does not count. ``rare``: the share of elements that may be off by more than sums
     explain, up to ``worst``, where a rounding within turns now and then; None: all. ``lean``: the share of a last place
-    by which errors of a 16-bit output may go one way; None: any.
+    by which errors of a 16-bit output may go one way; None: any. ``short``: products that a matrix unit of 14 bits
+    may add up by the contract; more than 128 of one sign lose noticeably.
     """
 
     name: str
@@ -110,6 +111,7 @@ class SnrGate:
     turned: str | None = None
     rare: float | None = None
     lean: float | None = None
+    short: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class AgreementGate:
     that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.elements``).
     ``scaled`` pairs outputs of codes with those of their exponents (e8m0, equal blocks of the last axis), for elements
     are compared as the values they stand for. Those that differ do so up and down, unless the gate ``leans``: the
-    operator's own kernel rounds near ties one way.
+    operator's own kernel rounds near ties one way. ``either`` names a reference whose bits are as good: the same in
+    fewer places, where what float64 finds just beside a tie may be one.
     """
 
     name: str
@@ -143,6 +146,7 @@ class AgreementGate:
     allowance: str = ""
     scaled: tuple[tuple[str, str], ...] = ()
     leans: bool = False
+    either: str = ""
 
 
 Gate = SnrGate | BitExactGate | AgreementGate

@@ -120,30 +120,30 @@ def dequantise_weights(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 def integers(
     rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool, most: int = 7,
-    far: float = 1.0,
+    far: float = 1.0, width: int = 128,
 ) -> np.ndarray:  # fmt: skip
     """An operand, float32, of integers 1 to ``most`` whose sums of products are large on the way and small at the end.
 
-    Each block of 128 of the first half of ``axis`` is like one of the second, as ``seed`` pairs them; with ``mirror``
-    the second is the negative but for some four zeros. Two operands of one seed, one of them mirrored, have exact
-    products and sums in float32, in any order: an accumulator of fewer bits shows. Each block has its ``most``: with
-    another maximum its e4m3 codes would not be integers times one power of two, and take more bits to sum. Of several
-    pairs of the mirrored operand one is ``far`` larger and leaves nothing: sums have more bits on the way.
+    Each block of ``width`` of the first half of ``axis`` is like one of the second, as ``seed`` pairs them; with
+    ``mirror`` the second is the negative but for some four zeros. Two operands of one seed, one of them mirrored, have
+    exact products and sums in float32, in any order: an accumulator of fewer bits shows. Each block has its ``most``:
+    with another maximum its e4m3 codes would not be integers times one power of two, and take more bits to sum. Of
+    several pairs of the mirrored operand one is ``far`` larger and leaves nothing: sums have more bits on the way.
     """
     made = rng.integers(1, most + 1, shape).astype(np.float32)
     along = np.moveaxis(made, axis, -1)
-    count = along.shape[-1] // 128
+    count = along.shape[-1] // width
     half = count // 2
     pairs = np.random.default_rng(seed)
     peak = pairs.integers(128)
     along[..., peak::128] = most
     for one, other in enumerate(half + pairs.permutation(half)):
-        copied = along[..., one * 128 : (one + 1) * 128]
-        kept = (rng.random(copied.shape) >= 4 / (half * 128)) | (np.arange(128) == peak)
+        copied = along[..., one * width : (one + 1) * width]
+        kept = (rng.random(copied.shape) >= 4 / (half * width)) | (np.arange(width) % 128 == peak)
         if mirror and far > 1 and half > 1 and not one:
             copied *= far
             kept[...] = True
-        along[..., other * 128 : (other + 1) * 128] = np.where(kept, -copied, 0) if mirror else copied
+        along[..., other * width : (other + 1) * width] = np.where(kept, -copied, 0) if mirror else copied
     return made
 
 

@@ -307,19 +307,17 @@ class RecordedCampaign:
         return self._data.short_state
 
     def __repr__(self) -> str:
-        from tilewright.evolve.report.bill import counted
-
-        return f"<campaign {self.id}, {self.state}, {counted(len(self._data.points), 'evaluation')}>"
+        return f"<campaign {self.id}, {self.state}, {self._data.bill.count}>"
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """A row for each evaluation, in the order in which the evaluations ended.
 
-        A row has the keys ``evaluation`` (counted from 1), ``genome``, ``parents``, ``mutation``, ``proposer``,
-        ``detail``, ``island``, ``generation``, ``verdict``, ``reason``, ``stage``, ``fitness`` with its interval
-        ``fitness_low`` and ``fitness_high`` (None if the candidate did not pass, and of an interpreter), ``unit``,
-        ``target``, ``kind`` (``measured``, ``modelled`` or ``compiled``), ``seconds`` since the campaign began,
-        ``param.<name>`` for each parameter and ``rate.<workload>`` for each shape, in ``unit``.
+        A row has the keys ``evaluation`` (counted from 1), ``candidate`` (its number in report and MLflow, from 0),
+        ``genome``, ``parents``, ``mutation``, ``proposer``, ``detail``, ``island``, ``generation``, ``verdict``,
+        ``reason``, ``stage``, ``fitness`` with its interval ``fitness_low`` and ``fitness_high`` (None if the candidate
+        did not pass, and of an interpreter), ``unit``, ``target``, ``kind`` (``measured``, ``modelled`` or
+        ``compiled``), ``seconds`` since the campaign began, ``param.<name>`` and, in ``unit``, ``rate.<workload>``.
         """
         return [_row(self._data, number) for number in range(len(self._data.points))]
 
@@ -443,7 +441,8 @@ def tune(
     if isinstance(function, Captured):
         return _tuned_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)
     if target is None:
-        target = default_target(function if isinstance(function, str) else _file_of(function))
+        code = None if isinstance(function, str) else getattr(inspect.unwrap(function), "__code__", None)
+        target = default_target(function if isinstance(function, str) else getattr(code, "co_filename", ""))
     with child.started_intake(target) as intake:
         return _tuned(
             function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
@@ -572,11 +571,6 @@ def _campaign_of(
     return winner.Tuned(campaign, original, module, request.name)
 
 
-def _file_of(function: Callable[..., Any]) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return str(getattr(code, "co_filename", ""))
-
-
 def _noted(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
@@ -699,6 +693,7 @@ def _row(data: CampaignData, number: int) -> dict[str, Any]:
     low, high = evaluation.interval or (None, None)
     return {
         "evaluation": number + 1,
+        "candidate": candidate.index,
         "genome": candidate.genome.id,
         "parents": list(candidate.parents),
         "mutation": candidate.mutation.kind.value,

@@ -285,4 +285,4 @@ def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
 def one_line(text: str) -> str:
     """Text as a verdict's reason: one line, cut, and nothing in it that a terminal would obey: a candidate wrote it."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return line if len(line) <= 240 else line[:237] + "..."
+    return line if len(line) <= 600 else line[:597] + "..."

@@ -334,12 +334,6 @@ _PYTHON = ((r"valid tuple", "list"), (r"valid dictionary( or instance of \w+)?",
 """What pydantic calls by Python's words, and a YAML file by its own."""
 
 
-def _in_yaml(message: str) -> str:
-    for python, plain in _PYTHON:
-        message = re.sub(python, plain, message)
-    return message
-
-
 def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, last = dotted.split(".")
     for part in parents:
@@ -360,7 +354,9 @@ def _sentence(error: ValidationError) -> str:
         return f"unknown key {key!r}{hint} (allowed: {', '.join(allowed)})"
     if first["type"] == "missing":
         return f"key {key!r} is missing"
-    message = _in_yaml(first["msg"].removeprefix("Value error, "))
+    message = first["msg"].removeprefix("Value error, ")
+    for python, plain in _PYTHON:
+        message = re.sub(python, plain, message)
     return f"{key}: {message[:1].lower()}{message[1:]} (got {_shown(first.get('input'))})"
 
 

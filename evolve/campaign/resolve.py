@@ -49,7 +49,7 @@ class Resolved:
         return [{**fixed, **shape.dims} for shape in shapes]
 
     def moved_starts(self) -> list[str]:
-        """A warning for each seed that starts beside its declared defaults: where, and which shape bars those."""
+        """A line for each seed that starts beside its declared defaults: where, and which shape bars those."""
         shapes = (*self.suite.workloads, *self.suite.final, *self.suite.check)
         found = []
         for name, genome in ((start.name, start.genome) for start in self.starts):
@@ -60,7 +60,7 @@ class Resolved:
                 with contextlib.suppress(SpaceError):
                     if broken := Space.from_source(genome.source, [constants]).violations(wanted):
                         why = f"its defaults are illegal at {shape.id}: {broken[0]}"
-                        found.append(f"warning: seed {name} starts at {', '.join(moved)}; {why}")
+                        found.append(f"starts from: seed {name} at {', '.join(moved)}, since {why}")
                         break
         return found
 

@@ -74,7 +74,7 @@ def build_searcher(
         if isinstance(proposer, Rewrites):
             proposer.rules = RewriteProposer(without=search.without_rules)
     if resolved.config.llm is not None:
-        client = _chat_client(resolved.config.llm, journal, home)
+        client = _chat_client(resolved.config.llm, journal, home, note)
         client.warn = note
         asks = LlmProposer(client, _contract(resolved), archive, resolved.space, violations)
         asks.alone = not proposers
@@ -164,7 +164,7 @@ class RecordedBudget(TokenBudget):
             raise
 
 
-def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
+def _chat_client(config: LlmConfig, journal: Journal, home: Path, note: Callable[[str], None]) -> ChatClient:
     budget = RecordedBudget(config.total_tokens, journal=journal)
     if config.replay is not None:
         return _replaying(config.replay, config.model, journal, home, budget)
@@ -177,7 +177,7 @@ def _chat_client(config: LlmConfig, journal: Journal, home: Path) -> ChatClient:
             f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment."
         )
     try:
-        endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds, config.retries)
+        endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds, config.retries, note)
     except ModuleNotFoundError as error:
         raise UserError("llm: the openai client is not installed; pip install 'tilewright[llm]'.") from error
     return ChatClient(journal, config.model, budget, config.completion_tokens, endpoint)

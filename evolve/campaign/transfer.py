@@ -139,7 +139,8 @@ def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[Genome]:
     campaigns: dict[str, dict[str, float]] = {}
     for part in earlier:
         for genome, target in part.points:
-            if _legal(spaces, genome):
+            space = spaces[genome.source]
+            if space is not None and space.legal(genome.params):
                 genomes.setdefault(genome.id, genome)
             campaigns.setdefault(part.campaign, {})[genome.id] = target
     standing = dict.fromkeys(genomes, 0.0)
@@ -191,8 +192,3 @@ def _encodable(space: Space, genome: Genome) -> bool:
     except KeyError:
         return False
     return True
-
-
-def _legal(spaces: KnownSpaces, genome: Genome) -> bool:
-    space = spaces[genome.source]
-    return space is not None and space.legal(genome.params)

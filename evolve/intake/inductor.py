@@ -18,11 +18,6 @@ class NoOutput(ValueError):
     """A file that is not Inductor's output, or one that cannot be followed. The message is one sentence."""
 
 
-def is_output(text: str) -> bool:
-    """Whether a file's text is Inductor's output."""
-    return "async_compile.triton(" in text and "def call(" in text
-
-
 def plain(text: str) -> tuple[str, str]:
     """A file with ``call(inputs...)``, and one call's text. Raises NoOutput."""
     tree = ast.parse(text)

@@ -288,7 +288,9 @@ def export(
     params = winner["params"] if winner else answer["defaults"]
     path = module_path(request, answer, where)
     part = path.with_suffix(".part.py")
-    text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target), where)
+    text = winner_module(
+        source, params, request, answer, note_of(campaign, request, answer, target, where), where
+    )
     try:
         part.write_text(text, encoding="utf-8")
         why = child.try_winner(part, request, answer, target, trial)
@@ -330,7 +332,9 @@ def export_resumed(campaign: RecordedCampaign, *, again: bool) -> tuple[Path, Re
         return export(campaign, request, answer, where, target, trial), request, target
 
 
-def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], target: Target) -> str:
+def note_of(
+    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], target: Target, where: Path
+) -> str:
     """The head of a winner's module: gain, target, versions, what it serves and what it leaves out."""
     from tilewright.evolve.intake.winner import gain_of
 
@@ -340,17 +344,17 @@ def note_of(campaign: RecordedCampaign, request: Request, answer: Mapping[str, A
     if target.interpreted or target.compile_only:
         figure = f"unknown: {target.name} gives no times"
     versions = [f"Python {platform.python_version()}"]
-    for name in ("torch", "triton", "jax", "tilewright"):
+    for name in (*(("jax",) if target.entry == "build" else ("torch", "triton")), "tilewright"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     left = "".join(f"  - {line}\n" for line in answer.get("left_out", ()))
     lost = f"\nLeft out, which the original does:\n{left}" if left else ""
-    place = request.path.resolve()
+    place = os.path.relpath(request.path.resolve(), where.resolve())
     text = (
         f"{request.function} of {request.path.name}, tuned for {target.label}: winner of campaign {campaign.id}.\n\n"
         f"Gain: {figure}.\nMade with {', '.join(versions)}.\n"
         f"It serves the calls that were tuned: {'; '.join(request.calls)}.\n"
-        f"Every other call goes to the original in {place}.\n"
+        f"Every other call goes to the original: {place}, as seen from this folder; keep the two so.\n"
         f"Gradients: {preflight.gradients(answer)}.\n{lost}"
     )
     return text.replace("\\", "/").replace('"', "'")

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 from tilewright.evolve.mlflow_mirror.view import EVALUATION, FAILED, best_metric, fitness_metric, gain_metric
 from tilewright.evolve.record.history import Candidate
-from tilewright.evolve.report.change import full_diff
+from tilewright.evolve.report.change import full_diff, winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, SEED_PREFIX, CampaignData, rival_speeds
 from tilewright.evolve.report.tables import flatten
 from tilewright.evolve.report.text import percent_text, rate_text, speed_text, time_text
@@ -49,13 +49,6 @@ class RunContent:
     metrics: dict[str, float]
     tags: dict[str, str]
     files: dict[str, str] = field(default_factory=dict)
-
-
-def experiment_note(facts: Mapping[str, Any]) -> str:
-    return (
-        f"Campaigns of `{facts.get('operator')}` on `{target_text(facts.get('target'))}` "
-        f"({facts.get('target_kind')}). A run is a campaign; its child runs are the candidates."
-    )
 
 
 def candidate_run(
@@ -250,8 +243,10 @@ def campaign_note(
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) or "none yet"
     best = (data.best and data.best.fitness) or 0.0
     rows = [row for row in data.ranking(Scope.FINAL) if row.evaluation.fitness is not None]
+    pages = (("Report", "report.html"), ("Lineage", "lineage.html")) if ended else ()
+    links = " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
     paragraphs = [
-        " ".join(filter(None, (_headline(data, link), _report_links(artifacts) if ended else ""))),
+        " ".join(filter(None, (_headline(data, link), links))),
         f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
         f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",
@@ -266,11 +261,6 @@ def campaign_note(
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)[:TAG_LENGTH]
 
 
-def _report_links(artifacts: str) -> str:
-    pages = (("Report", "report.html"), ("Lineage", "lineage.html"))
-    return " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
-
-
 def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
     """The result in two sentences, first: the UI folds a description after a few lines."""
     finals = data.references[Scope.FINAL.value]
@@ -278,7 +268,11 @@ def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
     if winner is None or winner.fitness is None or data.winner is None:
         return ""
     number = data.winner.index
-    won = f"Winner: {_linked(f'candidate {number}', link(number))}, {_plain(data.winner.mutation.detail)}."
+    change = winner_change(data)
+    changed = "; ".join((*change.steps, *change.parameters)) if change else data.winner.mutation.detail
+    won = (
+        f"Winner: {_linked(f'candidate {number}', link(number))}, {_plain(changed or 'the seed unchanged')}."
+    )
     first = winner.workloads[0]
     low, high = first.seconds_interval
     interval = "" if low == high else f" ({time_text(low)} to {time_text(high)})"

@@ -234,7 +234,8 @@ class Follower:
                     pause = min(2 * pause, BACKOFF_SECONDS[1])
                 if self._out_of_time():
                     log.error(
-                        "the mirror gives up; 'tilewright ui' writes the rest: %s", problem or "asked to stop"
+                        "the next mirror, or 'tilewright ui', writes the rest: %s",
+                        problem or "this run ended",
                     )
                     return False
 

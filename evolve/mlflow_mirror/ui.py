@@ -67,12 +67,14 @@ def serve_ui(
 ) -> int:
     """Serve the MLflow UI until Ctrl-C and print a link to ``campaign``'s view; returns the server's exit code.
 
-    A mirror writes the campaigns that MLflow lacks, the newest first; the server starts when ``campaign`` has a page.
+    A mirror writes the campaigns that MLflow lacks, the newest first; the server starts when ``campaign`` (else the
+    newest that uses MLflow) has a page.
     The server's own output goes into a file. If MLflow is a running server, only the link is printed. Raises UserError
     without a campaign, or without a free port.
     """
     uri = store_uri(home)
-    wanted = campaign or _newest(home)
+    known = campaigns(home)[::-1]
+    wanted = campaign or next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
     if uri.startswith(("http:", "https:")):
         page = _page(wanted, uri)
         if not page:
@@ -95,7 +97,10 @@ def serve_ui(
             if late := late_campaigns(home, uri):
                 newest_first = mirror_command(late[::-1], home, uri)
                 children.append(_start(newest_first, environment, output))
-                _await_page(wanted, uri, children[0])
+                # wait a moment until the mirror has written the campaign, so that the link leads to it
+                deadline = time.monotonic() + (FIRST_PAGE_SECONDS if _exists(uri) else FIRST_MIRROR_SECONDS)
+                while not _page(wanted, uri) and children[0].poll() is None and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
             if not _exists(uri):
                 reason = (
                     "the mirror could not make one; see mirror.log of the campaign" if late else NO_CAMPAIGN
@@ -118,12 +123,6 @@ def serve_ui(
     if code > 0:
         raise UserError(f"MLflow's server ended with code {code}; see {log}.")
     return 0
-
-
-def _newest(home: Path) -> Path | None:
-    """The newest campaign that uses MLflow, else the newest."""
-    known = list(reversed(campaigns(home)))
-    return next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
 
 
 def delete_runs(campaign: Path, home: Path) -> str:
@@ -188,13 +187,6 @@ def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
         except OSError:
             time.sleep(POLL_SECONDS)
     return False
-
-
-def _await_page(campaign: Path | None, uri: str, mirror: subprocess.Popen[bytes]) -> None:
-    """Wait a moment until a mirror has written a campaign, so that the link leads to it."""
-    deadline = time.monotonic() + (FIRST_PAGE_SECONDS if _exists(uri) else FIRST_MIRROR_SECONDS)
-    while not _page(campaign, uri) and mirror.poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
 
 
 def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:

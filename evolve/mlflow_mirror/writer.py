@@ -106,7 +106,8 @@ class Mirror:
             self._flush()
             return False
         arrival, index, evaluation, at = row[0], row[1], ranked(row[2]), row[3]
-        self._read_candidates()
+        for candidate in self._journal.candidates(len(self._by_index)):  # proposed since the last call
+            self._by_index[candidate.index] = self._by_genome[candidate.genome.id] = candidate
         is_seed = self._by_index[index].mutation.kind is MutationKind.SEED
         if self._progress.evaluations != arrival:  # the second attempt of a failed write counts once
             self._progress_metrics = self._progress.add(evaluation, is_seed)
@@ -169,7 +170,7 @@ class Mirror:
 
     def _open(self) -> None:
         """Find or create the experiment and the campaign's run, and read which candidates have runs."""
-        note = {NOTE: run_content.experiment_note(self._facts)}
+        note = {NOTE: "A run is a campaign; its child runs are the candidates."}
         self._experiment = experiment_of(self._client, self._experiment_name, self._artifacts, note)
         parents: list[Run] = []
         children: dict[int, KnownRun] = {}
@@ -250,7 +251,9 @@ class Mirror:
             self._complete_child(candidate.index, content, at, evaluation.wall_seconds, known)
             for parent in parents:
                 self._link_children(parent.index)
-            self._close_child(candidate.index, content, at)
+            run_id = self._children[candidate.index].run_id
+            self._client.set_terminated(run_id, "FINISHED" if content.passed else "FAILED", int(at * 1000))
+            self._children[candidate.index] = KnownRun(run_id, True)
         except MlflowException as error:
             if error.get_http_status_code() == BAD_REQUEST:
                 self._refusals[candidate.index] += 1
@@ -276,11 +279,6 @@ class Mirror:
         metrics = [Metric(k, v, int(at * 1000), index) for k, v in content.metrics.items()]
         self._log(run_id, content.params, metrics)
         self._upload(run_id, content.files)
-
-    def _close_child(self, index: int, content: RunContent, at: float) -> None:
-        run_id = self._children[index].run_id
-        self._client.set_terminated(run_id, "FINISHED" if content.passed else "FAILED", int(at * 1000))
-        self._children[index] = KnownRun(run_id, True)
 
     def _link_children(self, index: int) -> None:
         """Write the links to the children that a candidate has so far into its description."""
@@ -336,12 +334,6 @@ class Mirror:
                 Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
             self._client.log_artifacts(run_id, folder)
 
-    def _read_candidates(self) -> None:
-        """Read candidates proposed since the last call."""
-        for candidate in self._journal.candidates(len(self._by_index)):
-            self._by_index[candidate.index] = candidate
-            self._by_genome[candidate.genome.id] = candidate
-
 
 def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags: Mapping[str, str]) -> str:
     """The identity of an experiment, made, or restored where it was deleted. ``artifacts``: for its files."""
@@ -366,11 +358,8 @@ def experiment_of(client: MlflowClient, name: str, artifacts: Path | None, tags:
 
 
 def _source_tags() -> dict[str, str]:
-    return {"mlflow.user": _user(), "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}
-
-
-def _user() -> str:
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):
-        return "unknown"
+        user = "unknown"
+    return {"mlflow.user": user, "mlflow.source.name": "tilewright", "mlflow.source.type": "LOCAL"}

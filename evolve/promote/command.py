@@ -58,7 +58,10 @@ def promote(
     """Promote from the campaign in ``folder``. Raises UserError (a Refusal where the kernel is to blame)."""
     if options.force_reason is not None and not options.force_reason.strip():
         raise UserError("--force-reason: say why, in words.")
-    table = options.table or _own_table(folder, options)
+    table = options.table
+    own = folder / dispatch_table.FILE  # with which a campaign on a measured target ended
+    if table is None and options.candidate is None and options.suite is None and own.exists():
+        table = own
     nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=table)
     operator = options.name or nomination.resolved.operator.name
     current = _current(writer, operator)
@@ -110,12 +113,6 @@ def promote(
     )
     version = None if options.dry_run else _write(promotion, writer, current, say)
     return PromotionOutcome(operator, version, judgement, promotion)
-
-
-def _own_table(folder: Path, options: Options) -> Path | None:
-    """The dispatch table a campaign on a measured target ended with, unless something else is asked for."""
-    path = folder / dispatch_table.FILE
-    return path if path.exists() and options.candidate is None and options.suite is None else None
 
 
 def figure_lines(judgement: Judgement, target: Target) -> list[str]:

@@ -56,7 +56,8 @@ class Judgement:
                 f"{self.kind.value}), and no shape may lose more than {100 * (1 - FLOOR):.0f} %; "
                 f"the geometric mean of all {len(self.shapes)} is {self.gain:.3f} x."
             )
-        if not self.interval[0] > 1.0 and not self.unopposed:
+        opposed = any(shape.incumbent_genome != shape.genome or shape.kept for shape in self.shapes)
+        if not self.interval[0] > 1.0 and opposed:
             low, high = self.interval
             refusal = (
                 f"promotion refused: {self.gain:.4f} x {self.incumbents} (geometric mean of {len(self.shapes)} shapes, "
@@ -73,11 +74,6 @@ class Judgement:
         return f"{100 * time_model.COVERAGE:.0f} %" if self.kind is FigureKind.MODELLED else "95 %"
 
     @property
-    def unopposed(self) -> bool:
-        """Whether it was compared with nothing but itself, there being no baseline and nothing promoted."""
-        return all(shape.incumbent_genome == shape.genome and not shape.kept for shape in self.shapes)
-
-    @property
     def incumbents(self) -> str:
         return " and ".join(dict.fromkeys(shape.incumbent for shape in self.shapes))
 
@@ -85,7 +81,7 @@ class Judgement:
         """The objection that was overruled by ``forced``, if any. Raises Refusal where it was not."""
         objection = self.objection()
         if objection is not None and not forced:
-            raise Refusal(objection, forceable=True)
+            raise Refusal(objection)
         return objection
 
 

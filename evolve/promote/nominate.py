@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from tilewright.evolve.campaign.conclusion import COMPARISON_FILE
 from tilewright.evolve.campaign.config import MOST_LETTERS, parse_config
@@ -132,7 +132,9 @@ def _from_table(
     try:
         with path.open(encoding="utf-8") as file:  # a device such as /dev/zero never ends
             entries = json.loads(file.read(MOST_LETTERS))["entries"]
-        pairs = [(_workload_id(entry["workload"]), str(entry["genome"])) for entry in entries]
+        shapes = [entry["workload"] for entry in entries]
+        names = [str(shape["id"] if isinstance(shape, Mapping) else shape) for shape in shapes]
+        pairs = [(name, str(entry["genome"])) for name, entry in zip(names, entries, strict=True)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--table: {path} is no dispatch table: {type(error).__name__} {error}.") from error
     by_genome = {c.genome.id: c for c in known}
@@ -146,10 +148,6 @@ def _from_table(
         raise UserError(f"--table: {path} has no entries.")
     order = list(dict.fromkeys(genome for _, genome in pairs))
     return [by_genome[genome] for genome in order], dict(pairs)
-
-
-def _workload_id(entry: Any) -> str:
-    return str(entry["id"] if isinstance(entry, Mapping) else entry)
 
 
 def _lineage(candidate: Candidate, known: Sequence[Candidate]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ target everyone is then timed side by side on the device, in rounds of reversed 
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.original import is_original
-from tilewright.seeds.operator import Scope, Workload
+from tilewright.seeds.operator import Scope
 from tilewright.workers.cascade.drawn_shapes import drawn_dims
 from tilewright.workers.cascade.verify_shapes import too_large
 from tilewright.workers.cluster.jobs import Job
@@ -33,11 +33,10 @@ SAME_FIGURE = 1e-9
 
 
 class Refusal(UserError):
-    """The promotion is refused; ``forceable`` when a person may insist. ``genome``: of the kernel that failed."""
+    """The promotion is refused. ``genome``: of the kernel that failed."""
 
-    def __init__(self, message: str, *, forceable: bool = False, genome: str | None = None) -> None:
+    def __init__(self, message: str, *, genome: str | None = None) -> None:
         super().__init__(message)
-        self.forceable = forceable
         self.genome = genome
 
 
@@ -54,10 +53,6 @@ class Contender:
     baseline: str | None = None
     only: frozenset[str] | None = None
     within: tuple[str, ...] = ()
-
-    def serves_some(self, workloads: Iterable[Workload]) -> bool:
-        """Whether it is evaluated on any of these."""
-        return self.only is None or any(w.id in self.only for w in workloads)
 
 
 @dataclass
@@ -179,7 +174,8 @@ def _jobs(
         plan += [(c, Scope.FINAL) for c in (present if turn % 2 == 0 else present[::-1])]
     if resolved.suite.final:
         plan += [(c, Scope.SUITE) for c in (*contenders, *incumbents)]
-    plan = [(c, scope) for c, scope in plan if c.serves_some(resolved.suite.timed(scope))]
+    shapes = {scope: {w.id for w in resolved.suite.timed(scope)} for _, scope in plan}
+    plan = [(c, scope) for c, scope in plan if c.only is None or c.only & shapes[scope]]
     jobs = []
     for index, (contender, scope) in enumerate(plan, first_job):
         seed = int(rng.integers(2**31))

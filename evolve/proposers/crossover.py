@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, inherit, offers, rewrite
-from tilewright.evolve.proposers.rule_credit import describe
+from tilewright.evolve.proposers.rule_credit import THEN, describe
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
@@ -51,10 +51,11 @@ class ParameterCrossover:
                 return None
             parent, mate = one.candidate, other.candidate
             if parent.genome.id == mate.genome.id:
-                stranger = self._other(parent, rng)
-                if stranger is None:
+                # one of the fittest of all: an island may hold one elite only
+                others = [c for _, _, c in self._fittest if c.genome.id != parent.genome.id]
+                if not others:
                     return None
-                mate = stranger
+                mate = others[int(rng.integers(len(others)))]
             space = self._spaces[parent.genome.source]
             if space is None:
                 continue
@@ -62,11 +63,6 @@ class ParameterCrossover:
             if proposal is not None:
                 return proposal
         return None
-
-    def _other(self, parent: Candidate, rng: np.random.Generator) -> Candidate | None:
-        """One of the fittest of all: an island may hold one elite only."""
-        others = [c for _, _, c in self._fittest if c.genome.id != parent.genome.id]
-        return others[int(rng.integers(len(others)))] if others else None
 
     def _fold(self, history: History) -> None:
         for candidate, evaluation in history.evaluated[self._folded :]:
@@ -102,7 +98,6 @@ ANOTHER = 0.5
 """Probability of each further rewrite of the other line, once one is in: most discoveries work alone."""
 
 _ORIGIN = " as in "
-_THEN = "; then "
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ def steps_of(history: History, genome: Genome) -> list[Step]:
 def _read(detail: str) -> list[Step]:
     """The steps a mutation's line tells of; none for a crossover of text or parameters."""
     body = detail.rpartition(_ORIGIN)[0] or detail
-    parts = [part.partition(": ") for part in body.split(_THEN)]
+    parts = [part.partition(": ") for part in body.split(THEN)]
     return [Step(rule, text) for rule, colon, text in parts if colon and rule.isidentifier()]
 
 

@@ -122,14 +122,11 @@ class Portfolio:
             owner.credit += credit
             owner.cost += STAGE_COST[evaluation.stage]
         if evaluation.fitness is not None:
-            self._note_recent(evaluation.fitness)
+            self._recent.append(evaluation.fitness)
+            insort(self._ranked, evaluation.fitness)
+            if len(self._recent) > RECENT:
+                del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
             self._best = max(self._best or 0.0, evaluation.fitness)
-
-    def _note_recent(self, fitness: float) -> None:
-        self._recent.append(fitness)
-        insort(self._ranked, fitness)
-        if len(self._recent) > RECENT:
-            del self._ranked[bisect_left(self._ranked, self._recent.popleft())]
 
     def _credit(self, fitness: float | None) -> float:
         if fitness is None or fitness <= 0.0 or not self._recent or not self._best:

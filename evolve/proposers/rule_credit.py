@@ -103,9 +103,9 @@ class RuleCredit:
             account.reward *= FADE
             account.cost *= FADE
         rules = rules_of(candidate.mutation.detail)
-        reward = _gain(candidate, evaluation, history)
-        before = _parents_fitness(candidate, history)
+        before, reward = _parents_fitness(candidate, history), 0.0
         if before is not None:
+            reward = _reward(evaluation.fitness / before) if evaluation.fitness else 0.0
             self._opened.setdefault(candidate.genome.source_id, (before, reward))
         cost = 1.0 if evaluation.stage is Stage.MEASURE else EARLY_COST
         for rule in rules:
@@ -132,9 +132,3 @@ def _parents_fitness(candidate: Candidate, history: History) -> float | None:
 
 def _reward(ratio: float) -> float:
     return min(1.0, max(0.0, math.log(ratio) / GAIN_SCALE))
-
-
-def _gain(candidate: Candidate, evaluation: Evaluation, history: History) -> float:
-    """Reward in 0 .. 1 for the gain over the fittest parent; 0 for a child that failed."""
-    before = _parents_fitness(candidate, history)
-    return _reward(evaluation.fitness / before) if before is not None and evaluation.fitness else 0.0

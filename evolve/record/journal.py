@@ -187,13 +187,9 @@ class Journal:
                 ),
             )
         if genome.source not in self._kept:
-            self._note_kept(genome.source, source)
-
-    def _note_kept(self, text: str, source: str) -> None:
-        """Ids of the latest sources that are in the file for certain."""
-        if len(self._kept) >= _MOST_TEXTS:
-            self._kept.clear()
-        self._kept[text] = source
+            if len(self._kept) >= _MOST_TEXTS:
+                self._kept.clear()
+            self._kept[genome.source] = source
 
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None:
         with self._writing():

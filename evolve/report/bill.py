@@ -73,8 +73,9 @@ class Bill:
     tokens: int = 0
     wall_seconds: float = 0.0
     evaluations: int = 0
+    """That the budget counts."""
     duplicates: int = 0
-    """Of the evaluations: they cost no figure, and the budget does not count them."""
+    """Beside them, free: as many as the budget has evaluations."""
 
     gain: float | None = None
     target: str = ""
@@ -82,6 +83,10 @@ class Bill:
     first_verdict: float | None = None
     prices: Mapping[str, float | str] = field(default_factory=dict)
     model: ModelUse = field(default_factory=ModelUse)
+
+    @property
+    def count(self) -> str:
+        return count_text(str(self.evaluations), self.duplicates)
 
     @property
     def token_price(self) -> float:
@@ -114,7 +119,7 @@ class Bill:
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
         rows = {
-            "wall clock": f"{duration_text(self.wall_seconds)}, {count_text(self.evaluations, self.duplicates)}",
+            "wall clock": f"{duration_text(self.wall_seconds)}, {self.count}",
             "processors": f"{duration_text(self.cpu_seconds)} of CPU time",
             "device": duration_text(self.device_seconds) if self.device_seconds else "none used",
             "tokens": number_text(self.tokens) if self.tokens else "none",
@@ -164,6 +169,7 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
     """The bill of a campaign so far. ``clock`` maps Unix seconds to seconds of campaign time."""
     events = tuple(event for event in journal.events() if event.kind != "promoted")
     rows = list(journal.evaluations())
+    free = sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows)
     # a winner's final figures repeat those of a finalist
     others = [
         (e, at) for name, scope, e, at in journal.referred() if (name, scope) != ("winner", Scope.FINAL.value)
@@ -180,13 +186,14 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
     config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
     exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
+    free = min(free, (facts.get("budget") or {}).get("evaluations") or free)
     return Bill(
         device_seconds=spent["device"],
         cpu_seconds=spent["cpu"],
         tokens=sum(exchange.tokens for exchange in exchanges),
         wall_seconds=clock(last),
-        evaluations=len(rows),
-        duplicates=sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows),
+        evaluations=len(rows) - free,
+        duplicates=free,
         gain=gain,
         target=target_text(facts.get("target", "")),
         kind=str(facts.get("target_kind", "")),
@@ -229,11 +236,11 @@ def ranked(evaluation: Evaluation) -> Evaluation:
     return evaluation.model_copy(update={"fitness": None, "interval": None, "workloads": ()})
 
 
-def count_text(evaluations: int, duplicates: int) -> str:
-    """``12 evaluations, 1 of them a duplicate``."""
-    same = "a duplicate" if duplicates == 1 else "duplicates"
-    free = f", {duplicates} of them {same}" if duplicates else ""
-    return f"{counted(evaluations, 'evaluation')}{free}"
+def count_text(evaluations: str, duplicates: int) -> str:
+    """``12 evaluations, 1 free duplicate``: these are all verdicts."""
+    return f"{evaluations} evaluation{'s' * (evaluations != '1')}" + (
+        f", {counted(duplicates, 'free duplicate')}" if duplicates else ""
+    )
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,6 +1,7 @@
 """The journal of a campaign as a report needs it: plain data, read once, without markup."""
 
 import itertools
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,27 +129,26 @@ class CampaignData:
         )
 
     def origins(self) -> list[str]:
-        """The cluster that it ran on, and the campaigns that it started from, a line each."""
+        """The cluster that it ran on, what that lacks since, and the campaigns that it started from, a line each."""
         workers = [str(event.detail["text"]) for event in self.events if event.kind == WORKERS]
         earlier = (self.config.get("search") or {}).get("transfer") or ()
         named = [f"starts from: {', '.join(earlier)}"] if not isinstance(earlier, str) and earlier else []
-        return [*workers[-1:], *named]
+        first = max((n for n, text in enumerate(workers) if text.startswith("workers: ")), default=0)
+        return [*workers[first:], *named]
 
     @property
     def elapsed(self) -> float:
-        """Seconds of campaign time until the last thing recorded."""
+        """Seconds of campaign time until now, or, where it does not run, until the last thing recorded."""
         clock = CampaignClock(self.events, [])
         last = max((event.at for event in self.events), default=0.0)
+        if self.alive and self.state == "unfinished":
+            last = time.time()
         return max([clock(last), *(point.elapsed for point in self.points)])
 
     @property
     def timed(self) -> bool:
         """Whether its figures rank candidates: not those of a compiler or an interpreter."""
         return self.kind != FigureKind.COMPILED.value and timed(self.target)
-
-    @property
-    def duplicates(self) -> int:
-        return sum(point.evaluation.verdict is Verdict.DUPLICATE for point in self.points)
 
     @property
     def best(self) -> Evaluation | None:
@@ -197,11 +197,6 @@ class CampaignData:
             label = name.removeprefix(SEED_PREFIX)
             rows.setdefault(label, Named(label, role, evaluation))
         return sorted(rows.values(), key=lambda row: -(row.evaluation.fitness or 0.0))
-
-    @property
-    def checked_alone(self) -> bool:
-        """Whether the winner alone has figures of the final check: the suite has no final shapes."""
-        return [row.role for row in self.ranking(Scope.FINAL)] == ["winner"]
 
     def headroom(self) -> list[Headroom]:
         """Of the winner against the best seed, on the suite; empty where times mean nothing."""

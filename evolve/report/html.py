@@ -96,7 +96,7 @@ def _header(data: CampaignData) -> str:
         "target": f"{data.target_text} ({data.kind})",
         "suite": facts.get("suite", "?"),
         "state": data.state_text,
-        "evaluations": f"{len(data.points)} in {duration_text(data.elapsed)}",
+        "evaluations": f"{data.bill.count}, {duration_text(data.elapsed)}",
         "seed": facts.get("seed", "?"),
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "?",
     }

@@ -51,10 +51,10 @@ _HIDDEN = {"floors", "artefact", "timeline"}
 def figures_section(data: CampaignData) -> str:
     """Times, rates and speed of winner, seeds and baselines: the final check first, then the suite."""
     final, suite = _scope_tables(data, Scope.FINAL), _scope_tables(data, Scope.SUITE)
-    final = final if len(data.ranking(Scope.FINAL)) > 1 else ""
-    checked = (
-        "The winner passed the final check, every gate on all kinds of inputs. " if data.checked_alone else ""
-    )
+    roles = [row.role for row in data.ranking(Scope.FINAL)]
+    final = final if len(roles) > 1 else ""
+    passed = "The winner passed the final check, every gate on all kinds of inputs. "
+    checked = passed if roles == ["winner"] else ""
     parts = [tag("h3", "Final check"), final] if final else []
     if suite:
         parts += [tag("h3", f"Suite {clean(data.facts.get('suite'))}, which decides fitness"), suite]
@@ -202,7 +202,7 @@ def verdicts_section(data: CampaignData) -> str:
         ]
         body.append(tag("tr", "".join(cells)))
     head = head_row("verdict", "candidates", "share and most frequent reasons", text_from=2)
-    return table(f"{len(data.points)} evaluations by verdict", head, body)
+    return table(f"Verdicts of {len(data.points)} candidates", head, body)
 
 
 def diagnosis_section(data: CampaignData) -> str:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.evolve.report.bill import counted, timed
+from tilewright.evolve.report.bill import count_text, counted, timed
 from tilewright.evolve.report.text import (
     duration_text,
     gain_text,
@@ -184,16 +184,15 @@ def campaign_text(facts: Mapping[str, Any]) -> str:
 
 
 def progress_text(snapshot: Snapshot) -> str:
-    """``12/60 evaluations, 31.0 s of 5 min 0 s``."""
+    """``12/60 evaluations, 1 free duplicate, 31.0 s of 5 min 0 s``."""
     count = str(snapshot.evaluations)
     if snapshot.evaluations_budget is not None:
         count += f"/{snapshot.evaluations_budget}"
-    free = sum(snapshot.verdicts.values()) - snapshot.evaluations
-    wall = f"{free} duplicate{'s' if free > 1 else ''}, " if free > 0 else ""
-    wall += duration_text(snapshot.elapsed_seconds)
+    free = max(0, sum(snapshot.verdicts.values()) - snapshot.evaluations)
+    wall = duration_text(snapshot.elapsed_seconds)
     if snapshot.wall_budget_seconds is not None:
         wall += f" of {duration_text(snapshot.wall_budget_seconds)}"
-    return f"{count} evaluations, {wall}"
+    return f"{count_text(count, free)}, {wall}"
 
 
 def best_text(snapshot: Snapshot) -> str:

@@ -8,14 +8,18 @@ from collections import Counter
 from pathlib import Path
 
 from tilewright.evolve.campaign import dispatch_table
+from tilewright.evolve.record.home import LOGBOOK
 from tilewright.evolve.record.journal import TOKENS_SPENT, Journal
-from tilewright.evolve.report.bill import count_text, counted, timed
+from tilewright.evolve.report.bill import counted, timed
 from tilewright.evolve.report.change import winner_change
 from tilewright.evolve.report.data import FINALIST_PREFIX, CampaignData, judge_lines, load, rival_speeds
 from tilewright.evolve.report.text import gain_text, printable, shorten
 from tilewright.fitness.evaluation import Evaluation, FigureKind, Verdict
 from tilewright.fitness.targets import target_text
 from tilewright.seeds.operator import Scope
+
+REASON = 400
+"""Letters of a candidate's reason that are shown."""
 
 
 def campaign_line(path: Path) -> str:
@@ -37,6 +41,7 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
             f"suite {data.facts.get('suite')}, seed {data.facts.get('seed')}, budget {budget}",
             *data.origins(),
             "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none yet"),
+            *_failures(data),
             *judge_lines(evaluations),
         ]
         if data.best is not None and data.best.fitness is not None:
@@ -57,7 +62,7 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         lines = [f"campaign {campaign} {data.state_text}", *(f"  {line}" for line in data.origins())]
         for name, evaluation in sorted(rows.items(), key=lambda row: -(row[1].fitness or 0.0)):
             lines.append(f"  {name:16s} {figures(evaluation)}")
-        lines += _refused(data)
+        lines += [*_refused(data), *_failures(data)]
         if data.timed and (speeds := rival_speeds(finals)):
             lines.append(f"The winner is {speeds} ({data.target_text}, {data.kind})")
         change = winner_change(data)
@@ -70,13 +75,22 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def _failures(data: CampaignData) -> list[str]:
+    """Of each verdict that is a failure, the latest candidate and its reason."""
+    latest = {p.evaluation.verdict: p for p in data.points if p.evaluation.failed}
+    return [
+        f"  {verdict.value}: candidate {point.candidate.index}, {shorten(point.evaluation.reason, REASON)}"
+        for verdict, point in latest.items()
+    ]
+
+
 def _refused(data: CampaignData) -> list[str]:
     """Finalists that did not pass the final check, and why."""
     found = []
     for name, evaluation in data.references[Scope.FINAL.value].items():
         candidate = data.candidates.get(name.removeprefix(FINALIST_PREFIX))
         if candidate is not None and name.startswith(FINALIST_PREFIX) and evaluation.failed:
-            reason = f"{evaluation.verdict.value}: {shorten(evaluation.reason, 200)}"
+            reason = f"{evaluation.verdict.value}: {shorten(evaluation.reason, REASON)}"
             found.append(f"  candidate {candidate.index} failed the final check, {reason}")
     return found
 
@@ -115,7 +129,7 @@ def _line(path: Path, data: CampaignData) -> str:
         best += f", {gain_text(rate / seed)} over the best seed" if seed and seed != rate else ""
     return (
         f"{path.parent.name}  {facts.get('operator', '?')} on {target_text(facts.get('target', '?'))}  "
-        f"{data.short_state}  {count_text(len(data.points), data.duplicates)}  {best}"
+        f"{data.short_state}  {data.bill.count}  {best}"
     )
 
 
@@ -131,7 +145,8 @@ def _model_lines(journal: Journal, data: CampaignData) -> list[str]:
     failed = [str(exchange["error"]) for exchange in exchanges if exchange.get("error")]
     line = f"model {exchanges[-1].get('model', '?')}: {counted(len(exchanges), 'question')}"
     line += f", {len(failed)} unanswered (last: {failed[-1]})" if failed else ""
-    line += "; campaign.log says why answers were refused" if data.bill.model.refused else ""
+    log = journal.path.with_name(LOGBOOK)
+    line += f"; {log} says why answers were refused" if data.bill.model.refused else ""
     return [line, *budget]
 
 

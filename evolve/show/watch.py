@@ -32,7 +32,7 @@ def snapshot(data: CampaignData, journal: Path) -> Snapshot:
     rated = [point.evaluation for point in data.points if point.evaluation.fitness is not None]
     pending = [c for c in data.candidates.values() if c.genome.id not in data.evaluations]
     return Snapshot(
-        evaluations=len(data.points) - data.duplicates,  # the budget does not count these
+        evaluations=data.bill.evaluations,
         evaluations_budget=budget.get("evaluations"),
         elapsed_seconds=data.elapsed,
         wall_budget_seconds=budget.get("wall_seconds"),

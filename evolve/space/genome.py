@@ -28,22 +28,17 @@ def normalise(source: str) -> str:
 
 
 def _text_without_declarations(tree: ast.Module) -> str:
-    tree.body = [node for node in tree.body if not _declares(node)]
+    names = [
+        ast.unparse(n.targets[0]) if isinstance(n, ast.Assign) and len(n.targets) == 1 else ""
+        for n in tree.body
+    ]
+    tree.body = [node for node, name in zip(tree.body, names, strict=True) if name not in DECLARATIONS]
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(
             node, clean=False
         ):
             node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
-
-
-def _declares(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Assign)
-        and len(node.targets) == 1
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in DECLARATIONS
-    )
 
 
 def source_id(source: str) -> str:

@@ -32,14 +32,9 @@ def shape_key(dims: Iterable[int]) -> str:
     return "x".join(map(str, dims))
 
 
-def toolchain_key(toolchain: Mapping[str, str]) -> str:
-    """Eight hex digits of the versions of what compiles."""
-    return digest(repr(sorted(toolchain.items())).encode())[:8]
-
-
 def pack_name(target: str, toolchain: Mapping[str, str]) -> str:
     """The file of a version that holds the plans made by a toolchain."""
-    return f"{PACK}{target}_{toolchain_key(toolchain)}.zip"
+    return f"{PACK}{target}_{digest(repr(sorted(toolchain.items())).encode())[:8]}.zip"
 
 
 def packed(

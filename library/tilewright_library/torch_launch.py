@@ -127,13 +127,10 @@ class Launcher:
 
     def _ready(self, plan: Plan, device: torch.device) -> Served:
         index = device.index or 0
-        ready = Ready(plan, index, self._device_codes(index), overlaps=True)
-        return Served("plan", _planned(ready, device), ready)
-
-    def _device_codes(self, index: int) -> Codes:
         if index not in self._codes:
             self._codes[index] = Codes(index)
-        return self._codes[index]
+        ready = Ready(plan, index, self._codes[index], overlaps=True)
+        return Served("plan", _planned(ready, device), ready)
 
     def _plan(
         self,

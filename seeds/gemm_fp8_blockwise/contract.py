@@ -141,7 +141,7 @@ def _steps(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def factors(
-    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int, most: int = 14, far: float = 512.0
+    rng: np.random.Generator, seed: int, kind: str, m: int, n: int, k: int, most: int = 14, width: int = BLOCK
 ) -> tuple[np.ndarray, np.ndarray]:
     """A [m, k] and B [n, k] of one kind, before they are quantised.
 
@@ -157,8 +157,9 @@ def factors(
         return (a * sizes[0]).astype(ml_dtypes.bfloat16), (b * sizes[1]).astype(ml_dtypes.bfloat16)
     if kind != "integers":
         return draw(rng, m, k, kind), draw(rng, n, k, kind)
-    mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most, far=far)
-    return mirrored * _steps(rng, m), integers(rng, (n, k), 1, seed, mirror=False, most=most) * _steps(rng, n)
+    mirrored = integers(rng, (m, k), 1, seed, mirror=True, most=most, far=512.0, width=width)
+    other = integers(rng, (n, k), 1, seed, mirror=False, most=most, width=width)
+    return mirrored * _steps(rng, m), other * _steps(rng, n)
 
 
 def generator(seed: int, kind: str) -> np.random.Generator:

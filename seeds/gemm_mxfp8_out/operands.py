@@ -199,7 +199,7 @@ def operands(rng: np.random.Generator, m: int, n: int, k: int, kind: str) -> Arr
     if kind == "edges":
         return edge_operands(rng, m, n, k)
     a_q, a_s = quantise_rows(draw(rng, m, k, kind))
-    b_q, b_s = quantise_blocks(_padded(draw(rng, n, k, kind)))
+    b_q, b_s = quantise_blocks(np.pad(draw(rng, n, k, kind), ((0, -n % BLOCK), (0, 0))))
     return {"a_q": a_q, "a_s": a_s, "b_q": b_q[:n], "b_s": b_s}
 
 
@@ -215,8 +215,3 @@ def edge_operands(rng: np.random.Generator, m: int, n: int, k: int) -> Arrays:
     b[np.arange(n), np.arange(n) % k] = 1.0
     b_s = np.ones((-(-n // BLOCK), steps), np.float32)
     return {"a_q": cast(a), "a_s": a_s, "b_q": cast(b), "b_s": b_s}
-
-
-def _padded(b: np.ndarray) -> np.ndarray:
-    """Rows of zeros added up to whole blocks."""
-    return np.concatenate([b, np.zeros((-b.shape[0] % BLOCK, b.shape[1]), b.dtype)])

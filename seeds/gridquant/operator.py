@@ -24,6 +24,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     draw,
     factors,
     generator,
+    usual_sizes,
 )
 from tilewright.seeds.inlined import inlined
 from tilewright.seeds.operator import (
@@ -137,8 +138,13 @@ class GridGemm(Product):
     edge: int
     suites: Mapping[str, Suite]
     kernels: Mapping[str, SeedKernel]
-    gates: tuple[Gate, ...] = (SnrGate("field", "exact", 25.0), SnrGate("exact", "exact", 45.0))
     input_kinds: tuple[str, ...] = PRODUCT_KINDS
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """A matrix unit may add up a scale block."""
+        exact = SnrGate("exact", "exact", 45.0, usual="usual", short=self.edge)
+        return (SnrGate("field", "exact", 25.0), exact)
 
     @property
     def constants(self) -> Mapping[str, int]:
@@ -163,7 +169,7 @@ class GridGemm(Product):
         """Fresh operands, quantised by the contract."""
         m, n, k = self.dims(workload)
         rng = generator(seed, kind)
-        a, b = factors(rng, seed, kind, m, n, k, most=7, far=1.0)
+        a, b = factors(rng, seed, kind, m, n, k, most=7, width=self.edge)
         (a_q, a_s), (b_q, b_s) = quantise_grid(a, self.edge), quantise_grid(b, self.edge)
         return {"a_q": a_q, "a_s": a_s, "b_q": b_q, "b_s": b_s}
 
@@ -171,7 +177,7 @@ class GridGemm(Product):
         """``exact``: the float64 product of the dequantised operands."""
         a = dequantise_grid(inputs["a_q"], inputs["a_s"], self.edge)
         b = dequantise_grid(inputs["b_q"], inputs["b_s"], self.edge)
-        return {"exact": {"c": a @ b.T}}
+        return {"exact": {"c": a @ b.T}, "usual": {"c": usual_sizes(a, b)}}
 
     def tables(self) -> Mapping[str, np.ndarray]:
         """Payloads as quantised normal data has them, scales of block maxima between 3 and 6 (log-uniform)."""
@@ -188,7 +194,8 @@ class GridGemm(Product):
         for name, picked in (("a", rows), ("b", columns)):
             scale = elements.at(f"{name}_s", picked // self.edge, depth // self.edge).astype(np.float64)
             parts.append(elements.at(f"{name}_q", picked, depth).astype(np.float64) / scale)
-        return Sample({"c": (rows, columns)}, {"exact": {"c": parts[0] @ parts[1].T}})
+        answers = {"exact": {"c": parts[0] @ parts[1].T}, "usual": {"c": usual_sizes(*parts)}}
+        return Sample({"c": (rows, columns)}, answers)
 
 
 MATRICES = (*((n, n) for n in (2048, 4096, 8192, 16384, 32768)), (6656, 16384), (16384, 13312))
@@ -198,28 +205,22 @@ FEW_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 SQUARES = (2048, 4096, 8192)
 
 
-def _matrix_suites() -> Mapping[str, Suite]:
-    check = (matrix(300, 272, "check/"), matrix(256, 512, "check/"))
-    return suites_of({"published": [matrix(*shape) for shape in MATRICES], "tiny": [matrix(256, 256)]}, check)
-
-
-def _gemm_suites() -> Mapping[str, Suite]:
+def operators() -> dict[str, GridQuant | GridGemm]:
+    """The family's operators by recipe name."""
+    found: dict[str, GridQuant | GridGemm] = {}
+    published = {"published": [matrix(*shape) for shape in MATRICES], "tiny": [matrix(256, 256)]}
+    matrices = suites_of(published, (matrix(300, 272, "check/"), matrix(256, 512, "check/")))
     lists = {
         "few-rows": [gemm(m, 8192, 8192) for m in FEW_ROWS],
         "squares": [gemm(n, n, n) for n in SQUARES],
         "tiny": [gemm(16, 128, 256)],
     }
-    return suites_of(lists, (gemm(72, 320, 640, "check/"), gemm(264, 128, 256, "check/")))
-
-
-def operators() -> dict[str, GridQuant | GridGemm]:
-    """The family's operators by recipe name."""
-    found: dict[str, GridQuant | GridGemm] = {}
+    products = suites_of(lists, (gemm(72, 320, 1152, "check/"), gemm(264, 128, 256, "check/")))
     for edge in (256, 128):
         quant = _seeds(edge, "held", "whole", whole={"num_warps": 16})
-        found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, _matrix_suites(), quant)
+        found[f"quant_{edge}"] = GridQuant(f"gridquant/quant_{edge}", edge, matrices, quant)
         product = _seeds(edge, "persistent", "persistent_ws")
-        found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, _gemm_suites(), product)
+        found[f"gemm_{edge}"] = GridGemm(f"gridquant/gemm_{edge}", edge, products, product)
     return found
 
 

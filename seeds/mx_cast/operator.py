@@ -154,7 +154,9 @@ class MxCast(Shaped):
         inputs = {"x": elements.at("x", rows, cols)}
         if self.levels:
             inputs["t"] = elements.at("t", np.arange(1))
-        references = self._crossing(workload, inputs)
+        references = self.oracle(workload, inputs)["bits"]
+        if self.layout == "swizzled":  # scales in the order of rows and blocks
+            references["s"] = formats.cast_rows(inputs["x"], self.rule, E4M3)[1].reshape(-1)
         half = NV_BLOCK if self.levels else BLOCK
         blocks = members(column_blocks, BLOCK // half)
         s_where: tuple[np.ndarray, ...] = (rows, blocks)
@@ -164,13 +166,6 @@ class MxCast(Shaped):
         q_where = (rows, members(column_blocks, BLOCK // 2) if self.bits == 4 else cols)
         everything = {"q": q_where, "s": s_where, "q_t": (cols, rows), "s_t": (cols, row_blocks)}
         return Sample({name: everything[name] for name in references}, {"bits": references})
-
-    def _crossing(self, workload: Workload, inputs: Arrays) -> Arrays:
-        """The oracle on a crossing of whole blocks; swizzled scales in the order of its rows and blocks."""
-        found = self.oracle(workload, inputs)["bits"]
-        if self.layout == "swizzled":
-            found["s"] = formats.cast_rows(inputs["x"], self.rule, E4M3)[1].reshape(-1)
-        return found
 
     def flops(self, workload: Workload) -> int:
         """One multiplication per element and copy."""
@@ -193,13 +188,6 @@ def _suites(check: tuple[tuple[int, int], ...]) -> Mapping[str, Suite]:
     }
     timed = {name: [matrix(*shape) for shape in shapes] for name, shapes in lists.items()}
     return suites_of(timed, tuple(matrix(*shape, "check/") for shape in check))
-
-
-def _product_suites() -> Mapping[str, Suite]:
-    """``products``: squares and a feed-forward layer's; ``tiny``: for interpreters."""
-    shapes = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
-    lists = {"products": [gemm(*shape) for shape in shapes], "tiny": [gemm(64, 64, 128)]}
-    return suites_of(lists, (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/")))
 
 
 def operators() -> dict[str, MxCast | MxGemm]:
@@ -231,9 +219,12 @@ def operators() -> dict[str, MxCast | MxGemm]:
     for recipe, levels in (("mxfp4", 0), ("nvfp4", 1)):
         seeds = _seed("cast4", {"two_level": levels, "mode": int(Rule.FLOOR)})
         found[recipe] = MxCast(f"mx_cast/{recipe}", Rule.FLOOR, 4, "rows", levels, along, seeds)
+    shapes = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
+    lists = {"products": [gemm(*shape) for shape in shapes], "tiny": [gemm(64, 64, 128)]}
+    products = suites_of(lists, (gemm(72, 136, 256, "check/"), gemm(33, 64, 128, "check/")))
     for form_name, form in FORMS.items():
         recipe, seeds = f"gemm_{form_name}", _seed("scaled", {"form": form.number})
-        found[recipe] = MxGemm(f"mx_cast/{recipe}", form, _product_suites(), seeds)
+        found[recipe] = MxGemm(f"mx_cast/{recipe}", form, products, seeds)
     return found
 
 

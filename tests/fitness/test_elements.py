@@ -309,6 +309,19 @@ def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_
         assert reading.passed is passes
 
 
+@pytest.mark.parametrize(
+    ("lost", "short", "size", "passes"),
+    [(2.1e-3, 256, 0.1, True), (2.1e-3, 0, 0.1, False), (2.1e-3, 256, 1.0, False), (5.8e-3, 256, 0.1, False)],
+)
+def test_sums_of_one_sign_lose_what_cutting_their_products_explains(lost, short, size, passes):
+    """``lost``: what 256 and 512 normal values of one sign lose; ``size``: the usual size, as a share of the answer."""
+    wanted = np.random.default_rng(2).uniform(1.0, 2.0, (48, 64))
+    gate = SnrGate("exact", "exact", 45.0, short=short)
+    found = (wanted * (1 - lost)).astype(ml_dtypes.bfloat16)
+    fault = objection(found, wanted, allowance(gate, INEXACT), wanted * size)
+    assert (fault is None) is passes
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn])
 @pytest.mark.parametrize("seed", range(4))
 def test_tiles_acquit_nothing_that_elements_would_convict(monkeypatch, dtype, seed):
@@ -488,7 +501,7 @@ def test_chance_of_noise_counts_what_each_element_may_be_off_by():
     rounded, unit = wanted.copy(), np.full((8, 8), 2.0**-7)
     wanted[0, 0], rounded[0, 0], found[0, 0], unit[0, 0] = 100.2, 100.0, 100.5, 0.5
     around, output = np.full((8, 8), 12.5), found.astype(ml_dtypes.bfloat16)
-    given = (found, wanted, rounded, unit, around, ROUNDED, output)
+    given = (found, wanted, rounded, unit, ROUNDED / 8 * around, output)
     assert elements.excess_noise(*given) == 0.0, "one element makes up the noise, which may be chance"
     found[0, 0] = 100.6
     assert elements.excess_noise(*given) > 3.0

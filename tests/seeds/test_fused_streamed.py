@@ -16,7 +16,6 @@ AHEAD = {"placement": "ahead", "dequant": "operands_bf16", "row_scale": "absmax"
 SCHEDULES = {
     "first_rows_ahead_of_need": {**AHEAD, "first_rows": 128, "skew": 1},
     "row_loop_weights_moved": {**AHEAD, "row_unroll": 1, "first_rows": 128, "weights": "moved"},
-    "cached": {"placement": "cached", "first_rows": 128, "weights": "moved"},
     "cached_sums_in_vmem": {"placement": "cached", "accumulate": "ref", "order": "groups"},
 }
 
@@ -32,9 +31,7 @@ def exact(schedule, awaited=None):
     return readings(operator, SIX_TILES, source, params, "spread", how=STRICT)["exact"]
 
 
-@pytest.mark.parametrize(
-    "schedule", [pytest.param(s, marks=pytest.mark.slow) if s == "cached" else s for s in SCHEDULES]
-)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_way_to_copy_passes_the_exact_gate(schedule):
     assert exact(schedule).passed
 

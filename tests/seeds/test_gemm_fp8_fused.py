@@ -49,19 +49,16 @@ def kernel(name, **params):
 
 
 SCHEDULES = {
-    "small_blocks": BLOCKS,
     "winner": {**BLOCKS, **WINNER},
     "row_loop": {**BLOCKS, **WINNER, "row_unroll": 1, "scales": "column"},
     "sums_in_vmem": {**BLOCKS, "accumulate": "ref", "order": "groups", "block_k": 1024},
-    "bf16_operands": {**BLOCKS, "dequant": "operands_bf16"},
     "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
     "ahead": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "skew": 1},
-    "ahead_row_loop": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_unroll": 1},
     "row_maxima_bf16_operands": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_scale": "absmax"},
 }  # fmt: skip
 
 
-REPEATS = ("small_blocks", "bf16_operands", "ahead_row_loop")
+REPEATS = ("row_loop", "ahead")
 """Whose ways others of these take, too."""
 
 

@@ -83,9 +83,9 @@ SCHEDULES = [
     ),
     ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"}),
     ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
-    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
 ]  # fmt: skip
 MORE = [
+    ("tgmm-g128", "on_borders", {**KEPT, "block_m": 256, "arithmetic": "bf16"}),
     (
         "fwd-g512",
         "on_borders",
@@ -113,12 +113,7 @@ TWINS = {
             "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), k, 0, n)",
         ),
     ),
-    "matrix_of_the_neighbouring_group": (
-        "dlhs-g128",
-        ("lambda tile, group, n, k: (group, n, k)", "lambda tile, group, n, k: (jnp.maximum(group - 1, 0), n, k)"),
-    ),
     "rows_leak_across_the_border": ("fwd-g128", ('(row >= refs["low"])', '(row >= refs["low"] - 1)')),
-    "tail_of_the_group_left_out": ("dlhs-g128", ('(row < refs["high"])', '(row < refs["high"] - 1)')),
     "sums_take_rows_of_other_groups": ("tgmm-g128", ('(row < refs["high"])', '(row <= refs["high"])')),
     "empty_groups_keep_what_was_there": ("tgmm-g128", ("acc[...] = jnp.zeros_like(acc)", "acc[...] = acc[...]")),
     "scales_of_half_the_rows": (

@@ -71,7 +71,8 @@ class ForkedChildren:
         self.cpu_seconds += outcome.cpu_seconds
         outcome.frames = [frame for frame in outcome.frames if frame.kind not in ("started", "done")]
         if outcome.ending is Ending.MEMORY:
-            outcome.frames.append(_out_of_memory(outcome.detail))
+            failure = {"type": "MemoryError", "message": outcome.detail, "spoiled": True, "entry": None}
+            outcome.frames.append(Frame("error", {"phase": "launch", **failure}))
         return outcome
 
     def warm(self) -> None:
@@ -82,8 +83,3 @@ class ForkedChildren:
         """End the process that children are forked from, unless it is others', too."""
         if self._own:
             self.template.close()
-
-
-def _out_of_memory(detail: str) -> Frame:
-    data = {"phase": "launch", "type": "MemoryError", "message": detail, "spoiled": True, "entry": None}
-    return Frame("error", data)

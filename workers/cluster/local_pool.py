@@ -192,7 +192,8 @@ class LocalPool(QueuedPool):
         if self._threads is None:
             return []
         done = self._threads.finished(timeout_seconds if self._threads.busy else 0.0)
-        if any(self._is_hung(slot) for slot in self._threads.busy):
+        held = [(slot.job.scope, time.monotonic() - slot.began) for slot in self._threads.busy if slot.job]
+        if any(seconds >= self.settings.deadline_seconds(scope) for scope, seconds in held):
             done += [(slot.job, None) for slot in self._threads.busy if slot.job is not None]
             self._restart()
         finished = []
@@ -238,10 +239,6 @@ class LocalPool(QueuedPool):
     def _assign(self) -> None:
         while self._threads is not None and self._queue and len(self._threads.busy) < self.slots:
             self._threads.begin(self._queue.popleft())
-
-    def _is_hung(self, slot: Slot) -> bool:
-        assert slot.job is not None
-        return time.monotonic() - slot.began >= self.settings.deadline_seconds(slot.job.scope)
 
     def _restart(self) -> None:
         """New threads, children and, for a measured target, a new station with the champion of the old one."""

@@ -38,7 +38,8 @@ class PoolFolder:
     """
 
     def __init__(self) -> None:
-        base = temporary_base()
+        usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        base = Path(usual if len(os.fsencode(usual)) <= _ROOM else "/tmp")
         base.mkdir(parents=True, exist_ok=True)
         sweep(base)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
@@ -55,12 +56,6 @@ class PoolFolder:
         _remove(self.path)
         os.close(self._lock)
         self._lock = None
-
-
-def temporary_base() -> Path:
-    """RAY_TMPDIR, else the folder for temporary files; ``/tmp`` where its path leaves no room for a socket's."""
-    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return Path(usual if len(os.fsencode(usual)) <= _ROOM else "/tmp")
 
 
 def sweep(base: Path) -> None:
@@ -101,7 +96,9 @@ def end_processes(mark: str) -> None:
     """Kill this process's descendants whose command line names ``mark``, and those that are about to name it."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while found := {
-        pid: line for pid in descendants(os.getpid()) if _may_name(line := _command_line(pid), mark)
+        pid: line
+        for pid in descendants(os.getpid())
+        if (line := _command_line(pid)) is not None and (not line or mark.encode() in line)
     }:
         for pid, line in found.items():
             if line:
@@ -110,10 +107,6 @@ def end_processes(mark: str) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.05)
-
-
-def _may_name(line: bytes | None, mark: str) -> bool:
-    return line is not None and (not line or mark.encode() in line)
 
 
 def _command_line(pid: int) -> bytes | None:

@@ -9,6 +9,7 @@ the other workers.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -150,6 +151,8 @@ class RayPool(QueuedPool):
     _stations: list[ActorHandle] = field(default_factory=list)
     _head: Head | None = None
     """Of a cluster that was joined."""
+    _lost: deque[str] = field(default_factory=deque)
+    """Sentences on lost nodes; Ray's thread writes them."""
     _folder: PoolFolder | None = None
     """Files of a Ray that is this pool's own."""
 
@@ -161,7 +164,7 @@ class RayPool(QueuedPool):
                 self._folder = PoolFolder()
             except OSError as error:
                 raise PoolUnavailable(f"Ray cannot start: {error}") from error
-        keep_lines(target, self.on_note)
+        keep_lines(target, self._lost.append)
         start_ray(settings.address, settings.count, settings.gpus, self._folder)
         if settings.address:
             self._head = Head.joined()
@@ -177,6 +180,11 @@ class RayPool(QueuedPool):
             if settings.address:  # its place on the cluster may not be there yet
                 worker.health.doubt(time.monotonic())
             self._workers.append(worker)
+        self._note_nodes()
+
+    def _note_nodes(self) -> None:
+        """Say where the workers are, and what the cluster lacks for them."""
+        settings, target = self.settings, load_target(self.settings.target)
         if settings.address and self.on_note is not None:
             self.on_note(f"workers: {settings.count} on {nodes_text(target, settings.address)}")
             if missing := missing_resource(target):
@@ -208,6 +216,8 @@ class RayPool(QueuedPool):
         """Raises PoolUnavailable where the head of the cluster is gone."""
         if self._head is not None:
             self._head.require()
+        while self._lost and self.on_note is not None:
+            self.on_note(self._lost.popleft())
         self._assign()
         replies = {w.reply: w for w in self._workers if w.reply is not None}
         probes = [w.health.probe for w in self._workers if w.health.probe is not None]
@@ -257,21 +267,23 @@ class RayPool(QueuedPool):
     def _assign(self) -> None:
         """Hand the queue to idle workers in service; with every worker lost, their errors are the answer.
 
-        A worker that does not even fail has no node to be on, and gets nothing: a node for it may join.
+        While no node has a place for them nobody gets a job, since it would fail unseen: a node may join.
         """
         now = time.monotonic()
+        served = any(worker.health.state is Service.IDLE for worker in self._workers)
         states = [worker.health.look(now) for worker in self._workers]
-        lost = all(state is Service.LOST for state in states)
+        if Service.IDLE in states and not served:  # after a loss of all, or at the start
+            self._note_nodes()
+        lost = bool(self._queue) and all(state is Service.LOST for state in states)
+        lost = lost and not missing_resource(load_target(self.settings.target))
         for worker, state in zip(self._workers, states, strict=True):
             failing = lost and not worker.health.silent
             if worker.job is None and self._queue and (failing or state is Service.IDLE):
                 worker.job = self._queue.popleft()
                 worker.began = time.monotonic()
                 request = request_for(worker.job)
-                worker.reply = worker.handle.evaluate.remote(request, self._station_of(worker))
-
-    def _station_of(self, worker: Worker) -> ActorHandle | None:
-        return self._stations[worker.number % len(self._stations)] if self._stations else None
+                station = self._stations[worker.number % len(self._stations)] if self._stations else None
+                worker.reply = worker.handle.evaluate.remote(request, station)
 
     def _collect(self, worker: Worker) -> list[tuple[int, Evaluation]]:
         job = worker.job

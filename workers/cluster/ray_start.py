@@ -78,9 +78,10 @@ def missing_resource(target: Target) -> str:
     gpu = target.measured and not target.interpreted and not isinstance(target.part, Chip)
     if gpu and not ray.cluster_resources().get("GPU"):
         return f"no node of the cluster has a GPU for {target.name}: workers wait for one that joins"
-    return (
-        "" if ray.cluster_resources().get("CPU") else "no node of the cluster has a CPU: workers wait for one"
-    )
+    if ray.cluster_resources().get("CPU"):
+        return ""
+    start = f"ray start --address=HEAD:PORT --resources='{{\"{name}\": 8}}'"
+    return f"no node of the cluster has a CPU: workers wait for one that joins ({start})"
 
 
 def _offered_targets() -> set[str]:
@@ -202,7 +203,7 @@ LOST_NODE = re.compile(r"The node with node id.* address: (\S+) .*marked dead")
 """Ray's own line on a node that it gives up."""
 
 
-def keep_lines(target: Target, on_note: Callable[[str], None] | None) -> None:
+def keep_lines(target: Target, on_note: Callable[[str], None]) -> None:
     """Have Ray's own lines logged: it prints the end of a lost node's log, whatever ``log_to_driver`` says.
 
     ``on_note`` is called with a sentence on each lost node, and on what the cluster then lacks for the target.
@@ -211,9 +212,8 @@ def keep_lines(target: Target, on_note: Callable[[str], None] | None) -> None:
     def take(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         _log(data["lines"])
         for lost in filter(None, map(LOST_NODE.search, data["lines"])):
-            if on_note is not None:
-                then = missing_resource(target) or "its evaluations run again elsewhere"
-                on_note(f"warning: the cluster lost its node {lost[1]}; {then}")
+            then = missing_resource(target) or "its evaluations run again elsewhere"
+            on_note(f"warning: the cluster lost its node {lost[1]}; {then}")
 
     worker.print_to_stdstream = take
 

@@ -65,7 +65,7 @@ def missing_parts(chip: Chip | None, *, remote: bool = False, bus: Path = PCI) -
         return str(error)
     if found is None:
         names = ", ".join(MEASURED_TPUS)
-        return f"this machine has no TPU on its PCI bus; on a cluster with TPUs, write target: {names}"
+        return f"this machine has no TPU on its PCI bus; a campaign's file names one of a cluster: target: {names}"
     if chip is not None and found != chip.name:
         return f"this machine's TPU is a {found}"
     return None

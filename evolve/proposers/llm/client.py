@@ -115,7 +115,7 @@ class ChatClient:
     max_completion_tokens: int = 8192
     endpoint: Endpoint | None = None
     warn: Callable[[str], None] = log.warning
-    """Told the first failure."""
+    """Told the first failure, and each answer that cannot be used."""
 
     calls: int = 0
     _seen: set[str] = field(default_factory=set)
@@ -208,15 +208,30 @@ class OpenAIEndpoint:
     The client itself retries 408, 409, 429 (honouring Retry-After) and 5xx with growing pauses.
     """
 
-    def __init__(self, base_url: str, api_key: str, timeout_seconds: float = 120.0, retries: int = 3) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        timeout_seconds: float = 120.0,
+        retries: int = 3,
+        note: Callable[[str], None] = log.warning,
+    ) -> None:
+        """``note`` is told each refusal that the client may try again."""
         import openai
 
-        self._openai = openai
+        self._openai, self._note = openai, note
         parts = urlsplit(base_url)
         self._place = f"the model endpoint {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._client = openai.OpenAI(
-            base_url=base_url, api_key=api_key, timeout=timeout_seconds, max_retries=retries
-        )
+            base_url=base_url, api_key=api_key, timeout=timeout_seconds, max_retries=retries,
+            http_client=openai.DefaultHttpxClient(event_hooks={"response": [self._tell]}),
+        )  # fmt: skip
+
+    def _tell(self, response: Any) -> None:
+        if response.status_code in (408, 409, 429) or response.status_code >= 500:
+            wait = response.headers.get("Retry-After", "")
+            asks = f", which asks for {wait} s" if wait.isdigit() else ""
+            self._note(f"language model: HTTP {response.status_code} from {self._place}{asks}")
 
     def complete(self, model: str, messages: Messages, max_tokens: int) -> tuple[str, int, int]:
         arguments: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens}

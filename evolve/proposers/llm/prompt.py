@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilewright.evolve.proposers.llm.client import Messages
-from tilewright.evolve.record.history import Candidate, History
+from tilewright.evolve.record.history import Candidate, History, MutationKind
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.dialect_names import MODULES
@@ -133,7 +133,8 @@ def _failures(history: History) -> str:
     failed: Sequence[tuple[Candidate, Evaluation]] = [
         (c, e)
         for c, e in history.evaluated
-        if e.verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED, Verdict.INFRA_ERROR)
+        if e.verdict not in (Verdict.OK, Verdict.OUTPACED, Verdict.INFRA_ERROR)
+        and (e.verdict is not Verdict.DUPLICATE or c.mutation.kind is MutationKind.LLM)
     ]
     lines = [f"- {_story(c)}: {e.verdict.value}, {e.reason}" for c, e in failed[-FAILURES:]]
     return "What failed lately:\n" + "\n".join(lines) if lines else ""

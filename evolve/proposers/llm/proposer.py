@@ -192,6 +192,7 @@ class LlmProposer:
                 return self._proposal(history, parent, edit)
             except EditError as error:
                 log.info("model reply for candidate %d not used: %s", index, error)
+                self.client.warn(f"language model: an answer for candidate {index} was refused: {error}")
                 messages = llm_prompt.again(messages, reply, str(error))
         return None
 
@@ -204,7 +205,7 @@ class LlmProposer:
         except SpaceError as error:
             raise EditError(str(error).rstrip(".")) from error
         if genome.id in history:
-            raise EditError("the module computes the same as one that was tried before")
+            raise EditError("this module, with these parameters, was tried before")
         return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, edit.summary))
 
     def _mendable(self, history: History) -> tuple[Candidate, Evaluation] | None:

@@ -111,10 +111,10 @@ class SurrogateProposer:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
         self._proposed_after.append(candidate.seen)
-        point = self._spaces.point(genome)
-        if point is None:
+        space, row = self._spaces[genome.source], self._spaces.row(genome)
+        if space is None or row is None:
             return
-        code = point[1]
+        code = codes_of(space, row[None])[0]
         self._proposed.setdefault(genome.source, set()).add(code)
         if self._view is not None:
             self._view.strike(genome.source, code)
@@ -162,7 +162,7 @@ class SurrogateProposer:
         self._next_fit = count + _interval(count)
         self._next_look = count + _patience(count)
         latest = self._records.order[-1][0].candidates[-1]
-        model.learn(seed=count, spare=self._next_fit - count)
+        model.learn(spare=self._next_fit - count)
         rng = np.random.default_rng([count, int(latest.genome.id[:8], 16)])
         self._view = View(model, self._proposed, rng, count // _patience(count))
 
@@ -244,7 +244,6 @@ class SurrogateProposer:
         genome = Genome(parent.genome.source, space.decode(row))
         if genome.id in history:
             return None
-        self._spaces.remember(genome, row.copy())
         detail = changes(parent.genome.params, genome.params)
         return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, detail))
 

@@ -59,8 +59,8 @@ def cases(parts: Sequence[str], seeds: Sequence[int], device: bool = False) -> I
             yield Case(part, wrong.operator, wrong.name, wrong.source, params, lots, False)
         if wrong.twin and "twins" in parts:
             yield Case("twins", wrong.operator, wrong.name, wrong.twin, params, tuple(seeds), True)
-    for name, twin in values.TWINS.items() if "twins" in parts else ():
-        yield Case("twins", name, "all", twin, values.params_of(name), tuple(seeds), True)
+    for name, source in values.HONEST.items() if "twins" in parts else ():
+        yield Case("twins", name, "all", source, values.params_of(name), tuple(seeds), True)
     for name, operator in all_operators().items() if "corpus" in parts else ():
         for kernel in operator.kernels.values():
             # groups as large as they are timed with do not fit the small shapes of an interpreter
@@ -88,17 +88,13 @@ def judged(some: Sequence[Case], target: str) -> list[dict[str, Any]]:
                 if found.verdict is not Verdict.OK:
                     break
             good = (answers[-1][1] == "ok") is case.honest
-            rows.append(
-                {
-                    "part": case.part,
-                    "operator": name,
-                    "name": case.name,
-                    "good": good,
-                    "said": answers,
-                    "seconds": round(time.monotonic() - began, 1),
-                }
-            )
+            rows.append(row(case, good, answers) | {"seconds": round(time.monotonic() - began, 1)})
     return rows
+
+
+def row(case: Case, good: bool, said: object) -> dict[str, Any]:
+    """``said``: verdicts by seed, or why there are none."""
+    return {"part": case.part, "operator": case.operator, "name": case.name, "good": good, "said": said}
 
 
 def main() -> int:
@@ -129,26 +125,14 @@ def main() -> int:
         asked = {pool.submit(judged, some, arguments.target): some for some in batches.values()}
         for answer in as_completed(asked):
             failed = answer.exception()
-            rows = (
-                [
-                    {
-                        "part": c.part,
-                        "operator": c.operator,
-                        "name": c.name,
-                        "good": False,
-                        "said": str(failed),
-                    }
-                    for c in asked[answer]
-                ]
-                if failed
-                else answer.result()
-            )
-            for row in rows:
-                totals.setdefault(row["part"], []).append(row["good"])
-                out.write(json.dumps(row) + "\n")
+            rows = [row(c, False, str(failed)) for c in asked[answer]] if failed else answer.result()
+            for found in rows:
+                totals.setdefault(found["part"], []).append(found["good"])
+                out.write(json.dumps(found) + "\n")
                 out.flush()
-                if not row["good"]:
-                    sys.stdout.write(f"{row['part']} {row['operator']} {row['name']}: {row['said']}\n"[:400])
+                if not found["good"]:
+                    words = [str(found[key]) for key in ("part", "operator", "name", "said")]
+                    sys.stdout.write(f"{' '.join(words)[:400]}\n")
                     sys.stdout.flush()
     for part, good in totals.items():
         sys.stdout.write(f"{part}: {sum(good)} of {len(good)} as they should be\n")

@@ -43,11 +43,11 @@ def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path):
 def test_a_killed_campaign_ends_as_an_unbroken_one(tmp_path, order, kills):
     """In index order the end is that of any unbroken run; in arrival order nothing is lost or repeated."""
     path, rng = tmp_path / "killed", np.random.default_rng(5)
-    for number, die_after in enumerate(kills):
+    for die_after in kills:
         with pytest.raises(KeyboardInterrupt):
-            go(path, plan(order=order), ShuffledEvaluator(rng, die_after), create=number == 0)
+            go(path, plan(order=order), ShuffledEvaluator(rng, die_after))
     submitted = ShuffledEvaluator(rng)
-    assert go(path, plan(order=order), submitted, create=False) is StopReason.EVALUATIONS
+    assert go(path, plan(order=order), submitted) is StopReason.EVALUATIONS
     killed = content(path)
     assert len(killed["candidates"]) == len(killed["evaluations"]) == 30
     assert submitted.finished == 30 - sum(kills)

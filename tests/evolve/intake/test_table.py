@@ -38,6 +38,7 @@ ANSWER = {
 }
 
 
+@pytest.mark.slow  # two campaigns with their final checks; quicker: the tutorial tunes one shape
 @pytest.mark.timeout(1200)
 def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_users_form(
     tmp_path, monkeypatch

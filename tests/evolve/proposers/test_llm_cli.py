@@ -137,7 +137,7 @@ def ask(home, server, *more):
     return run(home, file, "--llm-base-url", server.url, "--llm-model", "m", *LIMITS, *more)
 
 
-def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch):
+def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch, capsys):
     with scripted_server(SCRIPT) as server:
         assert ask(cli, server) == 0
         assert set(server.keys) == {f"Bearer {SECRET}"}
@@ -163,8 +163,15 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch):
         "the model endpoint's answer is not a chat completion",
     ]
     assert SECRET.encode() not in journal_of(cli, "asked-001").read_bytes()
-    logbook = journal_of(cli, "asked-001").with_name("campaign.log").read_text()
-    assert "not used: the SEARCH text of block 1 is not in the module" in logbook
+    terminal, logbook = capsys.readouterr().out, journal_of(cli, "asked-001").with_name("campaign.log")
+    assert (
+        "was refused: the SEARCH text of block 1 is not in the module; it must occur exactly once\n"
+        in terminal
+    )
+    assert f"HTTP 429 from the model endpoint {server.url}\n" in terminal
+    assert re.search(r"  incorrect: candidate \d+, exact gate reads 12 dB\n", terminal)
+    assert f"{logbook} says why answers were refused" in terminal
+    assert "not used: the SEARCH text of block 1 is not in the module" in logbook.read_text()
     # the server is gone and so is the key: the record answers, by campaign and by journal
     monkeypatch.delenv("TILEWRIGHT_LLM_API_KEY")
     for record in ("asked-001", journal_of(cli, "asked-001")):

@@ -34,7 +34,7 @@ def test_far_better_than_random_on_a_recorded_space_with_failures(table):
 
 def test_the_sequence_is_the_one_written_down(table):
     """A digest taken once: whatever processor, Python or numpy runs this must propose the same points."""
-    assert digest(run_search(table, 1, Setting(budget=60, lag=4))) == "598cc9d91727"
+    assert digest(run_search(table, 1, Setting(budget=60, lag=4))) == "8c01e08c7d2f"
 
 
 SPACE_A = Space({"block": (16, 32, 64, 128), "stages": (1, 2, 3, 4), "mode": ("x", "y", "z")},

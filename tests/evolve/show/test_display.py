@@ -16,8 +16,6 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.show.display import LiveDisplay, PlainDisplay, Snapshot, make_display
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
-REDRAW_SECONDS = 0.6
-
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,6 +20,7 @@ from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.show import watch
 from tilewright.evolve.show.display import PlainDisplay, Snapshot
+from tilewright.evolve.show.summary import status_lines
 from tilewright.fitness.evaluation import Verdict
 
 
@@ -63,12 +65,17 @@ def test_a_campaign_is_followed_to_its_end_while_it_is_written(folder):
     assert last.seed == rows[0] and set(last.references) == {"bf16"} and last.mirror_lag is None
     text = display.text.getvalue()
     assert "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled)" in text and "new best" in text
+    free = f"{charged[-1]}/60 evaluations, {20 - charged[-1]} free duplicate"
+    assert free in text and free.replace("/60", "") in status_lines(folder / JOURNAL)[0], "one way to count"
 
 
-def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder):
+def test_a_snapshot_counts_pending_candidates_and_what_mlflow_lacks(folder, monkeypatch):
     sample = SampleCampaign(folder / JOURNAL)
     sample.grow(3)
     sample.journal.add_candidate(sample._child())
+    with Journal(folder / JOURNAL) as journal, monkeypatch.context() as later:
+        later.setattr("time.time", lambda now=time.time: now() + 500)
+        assert 500 <= load(journal).elapsed < 560, "while it runs its clock does"
     sample.close()
     Follower(folder / JOURNAL, "sqlite:///x", folder, None)._report(Progress("sqlite:///x", "", 1))
     with Journal(folder / JOURNAL) as journal:

@@ -1,5 +1,7 @@
 """What a pool does when a worker, not a candidate, is at fault. (One Ray at a time in a process.)"""
 
+from types import SimpleNamespace
+
 import pytest
 from ray._private import worker
 
@@ -7,12 +9,12 @@ from testkit.pool import drain, genome, pool_settings
 from tilewright.evolve.record.home import LOGBOOK, logbook
 from tilewright.fitness.evaluation import Verdict
 from tilewright.fitness.targets import load_target
-from tilewright.workers.cluster import ray_start
+from tilewright.workers.cluster import ray_pool, ray_start
 from tilewright.workers.cluster.evaluator import Evaluator
 from tilewright.workers.cluster.jobs import RETRIES, Job
 from tilewright.workers.cluster.local_pool import LocalPool
 from tilewright.workers.cluster.pool import MEASURING_THREADS, MODELLING_THREADS, make_pool
-from tilewright.workers.cluster.ray_pool import RayPool
+from tilewright.workers.cluster.ray_pool import Health, RayPool, Service, Worker
 from tilewright.workers.cluster.settings import PoolSettings, PoolUnavailable
 
 
@@ -62,6 +64,19 @@ def test_a_thread_that_fails_or_hangs_is_retried_and_then_reported(fault, monkey
         pool.close()
     assert pool.retried == RETRIES
     assert len(set(calls)) == (1 if fault == "raises" else RETRIES + 1), "a thread that hangs is replaced"
+
+
+def test_while_no_node_is_left_no_job_uses_up_its_tries(monkeypatch):
+    lacks = ["no node of the cluster has a CPU"]
+    monkeypatch.setattr(ray_pool, "missing_resource", lambda target: "".join(lacks))
+    pool, calls = RayPool(pool_settings(address="head:1")), []
+    handle = SimpleNamespace(evaluate=SimpleNamespace(remote=lambda *arguments: calls.append(arguments)))
+    pool._workers = [Worker(handle, 0, Health(None, Service.LOST, _next=float("inf")))]
+    pool.submit(Job(7, genome(), 1))
+    assert not calls and pool.activity() == ["worker 0: lost"]
+    lacks.clear()
+    pool._assign()
+    assert len(calls) == 1, "their errors are the answer where a node has a place for them"
 
 
 def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys, monkeypatch):

@@ -143,9 +143,7 @@ NORMS = {
     "as it was": ({}, ""),
     "rounded at other places": ({"out": "(x * r).to(x.dtype) * w.float()"}, ""),
     "gradient of 1.02 in one layer": ({"dw": "dw * (1.02 if one else 1)"}, "off in size"),
-    "gradient of 1.02": ({"dx": "1.02 * dx"}, "off in size"),
     "dropped gradient": ({"dw": "0 * dw"}, "0.0 dB"),
-    "dropped in one layer": ({"dw": "0 * dw if one else dw"}, "5 is 0.0 dB"),
     "dropped later": ({"dw": "0 * dw if one and late else dw"}, "in step "),
     "last rows without gradient": ({"dx": "dx * (torch.arange(128) < 124)[:, None]"}, "dB from the original's"),
     "a term is missing": ({"dx": "r * g"}, "dB from the original's"),
@@ -153,7 +151,9 @@ NORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n.startswith("rounded") else n for n in NORMS]
+)
 def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -70,9 +70,8 @@ def read(output: np.ndarray, reference: np.ndarray) -> Reading:
         excess = np.abs(found - wanted) - unit - np.abs(rounded - wanted)
         share = np.where(excess > 0, excess / np.maximum(around, 1e-300), 0.0)
         share = np.where(np.isfinite(found), share, np.inf)
-        noise = elements.excess_noise(
-            found, wanted, rounded, unit, around, elements.ROUNDED, output, elements.NOISE_DB / 2
-        )
+        lost = elements.ROUNDED / 8 * around
+        noise = elements.excess_noise(found, wanted, rounded, unit, lost, output, elements.NOISE_DB / 2)
     flat = int(np.argmax(share))
     place = tuple(int(n) for n in np.unravel_index(flat, output.shape or (1,)))
     needed, seen, due = (float(array.reshape(-1)[flat]) for array in (share, found, wanted))

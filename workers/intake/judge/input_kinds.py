@@ -333,7 +333,8 @@ class InputKinds:
                 answers = self._answers_to([given for _, given in drawn])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return None
-            if family(kind) not in SPECIAL and not all(_finite(answer, most) for answer in answers):
+            floats = [a for answer in answers for a in answer if a.dtype.kind == "f"]
+            if family(kind) not in SPECIAL and not all(np.abs(a).max(initial=0.0) < most for a in floats):
                 return None
             mine = [n - begin for n in own if begin <= n < end]
             for outputs, n in zip(self._run_all([drawn[n] for n in mine]), mine, strict=True):
@@ -341,10 +342,6 @@ class InputKinds:
                     return None
                 pairs.append(Pair(outputs, answers[n]))
         return pairs
-
-
-def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:
-    return all(np.abs(a).max(initial=0.0) < most for a in answers if a.dtype.kind == "f")
 
 
 # -- edges -----------------------------------------------------------------------------------------------

@@ -98,11 +98,12 @@ class _Chunk(CallRule[Accumulate]):
             dot = dot_of(kernel, node)
             if dot is not None:
                 side = dot.lhs if self.axis == 0 else dot.rhs
-                return (
-                    _text(node).replace(_text(side), take(side, along), 1)
+                before, _, after = (
+                    _text(node).partition(_text(side))
                     if self.axis == 0
-                    else _swap_last(_text(node), _text(side), take(side, along))
+                    else _text(node).rpartition(_text(side))
                 )
+                return f"{before}{take(side, along)}{after}"
             if isinstance(node, cst.BinaryOperation):
                 return f"({visit(node.left)} {_text(node.operator)} {visit(node.right)})"
             if isinstance(node, cst.Integer | cst.Float):
@@ -124,11 +125,6 @@ class _Chunk(CallRule[Accumulate]):
             return f"{extent}\n{target} = {target} + {numpy}.concatenate({parts}, axis={self.axis})"
         where = f"{start} : {start} + {size}, :" if self.axis == 0 else f":, {start} : {start} + {size}"
         return f"{extent}\nfor {start} in {steps}:\n    {item.ref}[{where}] += {piece}"
-
-
-def _swap_last(text: str, old: str, new: str) -> str:
-    head, _, tail = text.rpartition(old)
-    return f"{head}{new}{tail}"
 
 
 class ChunkRows(_Chunk):

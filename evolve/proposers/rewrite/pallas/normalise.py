@@ -46,8 +46,11 @@ class NormaliseOnce(CallRule[Average]):
     )
 
     def find(self, view: PallasCall) -> Iterator[tuple[str, Average]]:
-        for average in _averages(view):
-            yield f"divide {average.place} by its sum of weights once, where it is read", average
+        blocks = (node for node in walk(view.function) if isinstance(node, cst.IndentedBlock))
+        for block in blocks:
+            for place in dict.fromkeys(p for s in block.body for p in _assigned_places(view.kernel, s)):
+                if (average := _Block(view, block, place).average()) is not None:
+                    yield f"divide {average.place} by its sum of weights once, where it is read", average
 
     def change(self, edit: Edit, view: PallasCall, average: Average) -> None:
         for statement in average.updates[:-1]:
@@ -55,15 +58,6 @@ class NormaliseOnce(CallRule[Average]):
         edit.replace_statement(average.updates[-1], f"{average.place} = {average.unnormalised}")
         for node in average.reads:
             edit.replace(node, f"({average.place} / {average.weights})")
-
-
-def _averages(view: PallasCall) -> Iterator[Average]:
-    for block in walk(view.function):
-        if isinstance(block, cst.IndentedBlock):
-            for place in dict.fromkeys(p for s in block.body for p in _assigned_places(view.kernel, s)):
-                average = _Block(view, block, place).average()
-                if average is not None:
-                    yield average
 
 
 def _assigned_places(kernel: KernelSource, statement: cst.CSTNode) -> list[str]:

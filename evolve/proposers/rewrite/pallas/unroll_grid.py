@@ -54,14 +54,19 @@ def _unroll(view: PallasCall) -> RewrittenKernel | None:
     """The kernel with the last axis of its grid taken into the step; no parameter comes or goes."""
     axis = len(view.grid) - 1
     edit = Edit(view.kernel)
-    step = view.kernel.fresh(_step_name(view, axis))
+    named = [name for name, number in view.axis_names.items() if number == axis]
+    step = view.kernel.fresh(f"{named[0]}_step" if named else f"step_{axis}")
     steps = view.pass_value(edit, f"steps_{axis}", view.grid[axis])
     views = _widen(edit, view, axis, step, steps)
     edit.transform(view.grid_node, partial(without_element, position=axis))
     elements = view.semantics()
     if elements:
         edit.transform(view.kernel.parents[elements[axis]], partial(without_element, position=axis))
-    _count_steps(edit, view, axis, step, steps)
+    for node in walk(view.function):
+        if program_axis(view.kernel, node) == axis:
+            edit.replace(node, step)
+        elif num_programs_axis(view.kernel, node) == axis:
+            edit.replace(node, steps)
     edit.transform(view.function.body, partial(_loop_over_steps, step=step, steps=steps, views=views))
     rewritten = edit.finish()
     if rewritten is None:
@@ -132,12 +137,6 @@ def _can_unroll(view: PallasCall, axis: int) -> bool:
     return not returns and not hidden & {r.name for r in view.refs}
 
 
-def _step_name(view: PallasCall, axis: int) -> str:
-    """The name the kernel gave the axis's program id, or one for it."""
-    names = [name for name, number in view.axis_names.items() if number == axis]
-    return f"{names[0]}_step" if names else f"step_{axis}"
-
-
 def _widen(edit: Edit, view: PallasCall, axis: int, step: str, steps: str) -> list[str]:
     """Blocks that move with the axis span it; returns statements that name one step's part of each."""
     kernel = view.kernel
@@ -202,15 +201,6 @@ def _rename(edit: Edit, view: PallasCall, old: str, new: str) -> None:
             if isinstance(parent, cst.Arg) and parent.keyword is node:
                 continue
             edit.replace(node, new)
-
-
-def _count_steps(edit: Edit, view: PallasCall, axis: int, step: str, steps: str) -> None:
-    """The axis's program id is the loop's target, its number of programs the loop's length."""
-    for node in walk(view.function):
-        if program_axis(view.kernel, node) == axis:
-            edit.replace(node, step)
-        elif num_programs_axis(view.kernel, node) == axis:
-            edit.replace(node, steps)
 
 
 def _loop_over_steps(block: cst.IndentedBlock, step: str, steps: str, views: list[str]) -> cst.IndentedBlock:

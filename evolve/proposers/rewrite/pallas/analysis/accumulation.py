@@ -153,17 +153,12 @@ def accumulate_of(view: PallasCall, statement: cst.CSTNode) -> Accumulate | None
     return Accumulate(statement, target, value, ref, kernel.enclosing(statement, cst.For))
 
 
-def block_of(kernel: KernelSource, statement: cst.CSTNode) -> list[cst.CSTNode]:
-    """Statements of the block that holds ``statement``."""
-    return list(children(kernel.parents[statement]))
-
-
 def local_value(
     view: PallasCall, name: str, before: cst.CSTNode
 ) -> tuple[cst.CSTNode, cst.BaseExpression] | None:
     """The only assignment of ``name`` in the kernel, if it stands before ``before`` in its block."""
     places = definitions(view.function).get(name, [])
-    if len(places) != 1 or places[0] not in block_of(view.kernel, before):
+    if len(places) != 1 or places[0] not in children(view.kernel.parents[before]):
         return None
     found = assigned_value(places[0])
     return (places[0], found[1]) if found and len(found[0]) == 1 else None

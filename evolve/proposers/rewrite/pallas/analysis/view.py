@@ -11,7 +11,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
-    keyword_parameters,
     parameter_access,
     parameters,
     reads_of,
@@ -143,7 +142,7 @@ class PallasCall:
     def keyword_names(self) -> list[str]:
         """Static parameters of the kernel: those after its references, and keyword-only ones."""
         positional = [p.name.value for p in parameters(self.function)][len(self.refs) :]
-        return positional + [p.name.value for p in keyword_parameters(self.function)]
+        return positional + [p.name.value for p in self.function.params.kwonly_params]
 
     def semantics(self) -> list[cst.Element] | None:
         """Elements of ``dimension_semantics``, None when the launch does not set them literally."""
@@ -180,15 +179,9 @@ class PallasCall:
         if self.scratch_node is not None:
             edit.transform(self.scratch_node, partial(_with_elements, texts=texts))
         else:
-            self.add_launch_argument(edit, "scratch_shapes", "[" + ", ".join(texts) + "]")
-        self.add_reference_names(edit, [name for name, _ in entries])
-
-    def add_launch_argument(self, edit: Edit, keyword: str, text: str) -> None:
-        edit.transform(self.call, partial(with_keyword, keyword=keyword, text=text))
-
-    def add_reference_names(self, edit: Edit, names: Sequence[str]) -> None:
-        """New positional references after the kernel's last one."""
-        after = parameters(self.function)[len(self.refs) - 1].name.value
+            shapes = "[" + ", ".join(texts) + "]"
+            edit.transform(self.call, partial(with_keyword, keyword="scratch_shapes", text=shapes))
+        after, names = parameters(self.function)[len(self.refs) - 1].name.value, [name for name, _ in entries]
         edit.transform(self.function.params, partial(_with_parameters, after=after, names=names))
 
     def pass_static(self, edit: Edit, parameter: str) -> str:
