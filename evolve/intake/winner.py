@@ -153,10 +153,6 @@ def winner_module(
 {halves}
 {runtime}
 
-def tilewright_given(values):
-    return {{k: v for k, v in values.items() if v is not TILEWRIGHT_DEFAULT}}
-
-
 SERVED = {pprint.pformat(served, width=110, sort_dicts=False)}
 
 

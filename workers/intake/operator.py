@@ -111,6 +111,25 @@ def operand_row(operand: Operand) -> list[Any]:
     return [list(value) if isinstance(value, tuple) else value for value in row]
 
 
+SMALLER = 1 / 8
+"""Of floats that a call says nothing of, where the kernel's answers to ordinary ones are no numbers: a recurrence over
+hundreds of steps, or an inverse, grows beyond what a type holds."""
+
+
+def with_smaller(operands: Sequence[Operand]) -> tuple[list[Operand], str]:
+    """The operands with such floats ``SMALLER``, and what to say of them; empty where there are none."""
+    usual = [
+        o.name for o in operands if is_float(o.dtype) and o.size == 1.0 and o.least is None and not o.form
+    ]
+    made = [dataclasses.replace(o, size=SMALLER) if o.name in usual else o for o in operands]
+    if not usual:
+        return made, ""
+    return (
+        made,
+        f"drawn times {SMALLER}, as the kernel's answers to larger ones are no numbers: {', '.join(usual)}",
+    )
+
+
 @dataclass(frozen=True)
 class Result:
     """An output and its gate: ``min_db`` and ``worst`` of a float one; integers are exact."""

@@ -1,12 +1,13 @@
 """The loop: never more than ``lag`` in flight, deterministic by seed, resumable from any instant."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 
 from testkit.evaluations import failed
-from testkit.faults.campaigns import Table
+from testkit.faults.campaigns import Table, answer
 from testkit.spaces.campaigns import Nowhere
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
@@ -36,6 +37,19 @@ def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path):
         verdicts = [evaluation.verdict for _, _, evaluation, _ in journal.evaluations()]
     duplicates = verdicts.count(Verdict.DUPLICATE)
     assert 0 < duplicates <= 30 and len(verdicts) - duplicates == 30
+
+
+def test_duplicates_alone_end_a_campaign_as_a_resumed_one(tmp_path):
+    changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "workloads": (), "reason": "known"}
+    known = lambda job: answer(job).model_copy(update=changes) if job.index > 4 else None  # noqa: E731
+    for die_after in (9, None):
+        evaluator = Table(np.random.default_rng(0), die_after, fault=known)
+        with contextlib.suppress(KeyboardInterrupt):
+            assert (
+                go(tmp_path / "j", plan(evaluations=60), evaluator, create=die_after == 9)
+                is StopReason.DUPLICATES
+            )
+    assert len(content(tmp_path / "j")["evaluations"]) == 5 + loop.DUPLICATES_LIMIT + plan().lag - 1
 
 
 @pytest.mark.parametrize("order", list(Order))

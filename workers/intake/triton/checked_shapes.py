@@ -20,6 +20,8 @@ MOST_SHAPES = 3
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
 
+NOT_FINITE = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+
 NO_TILES = frozenset(("num_warps", "num_stages"))
 
 MOST_PROGRAMS, THIN, THINNEST = 192, (3, 2, 5, 4), (2,)
@@ -52,10 +54,6 @@ FEW, SOME = 16, 4
 
 WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
-
-
-def _rank(seed: Seed) -> int:
-    return max((len(o.shape) for o in seed.site.operands), default=0)
 
 
 def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
@@ -106,7 +104,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         if outside and small != dims:
             reason = "a kernel reads outside its tensors"
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
-            reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+            reason = NOT_FINITE
         if not reason:
             found.append(CheckedShape(small, inputs, answers, outputs, small in wide, seconds))
         return reason
@@ -115,7 +113,8 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
     heavy = False
-    left = deque([*wide, *ladder(dims, _rank(seed), holds)])
+    rank = max((len(o.shape) for o in site.operands), default=0)
+    left = deque([*wide, *ladder(dims, rank, holds)])
     while left and len(found) < MOST_SHAPES and len(late) <= MOST_LATE:
         plain = left.popleft()
         few = thinned(seed, plain, holds, None) if heavy else plain
