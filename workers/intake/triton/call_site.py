@@ -111,7 +111,6 @@ class CallSite:
             replace(o, shape=tuple(map(put, o.shape)), below=put(o.below), total=put(o.total))
             for o in self.operands
         ]
-        self.followed = {place: put(text) for place, text in self.followed.items()}
         self.dims = [{n: size for n, size in d.items() if names[n] == n} for d in self.dims]
         return len(firsts) < len(names)
 

@@ -312,6 +312,8 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
             0 < follows < 3 and not site.follow(parts=follows > 1)
         ):
             continue
+        if follows > 2:
+            site.follow_longest()
         with stub_device(site.part):
             made = site.module_at(site.dims[0], types)
         torch.set_default_device("cpu")
@@ -353,7 +355,7 @@ def _seed_with_shapes(
             site.operands = usual
         else:
             (seed, shapes), notes[:] = tried, smaller
-    first, before = shapes, (site.operands, site.dims)
+    first, before = shapes, (site.operands, site.dims, dict(site.followed))
     alone = not isinstance(shapes, str) and all(shape.dims == site.dims[0] for shape in shapes)
     few = isinstance(shapes, str) or alone or may_be_joined(site.dims[0], shapes)
     for other in taken_otherwise(site, text) if few else ():
@@ -364,7 +366,7 @@ def _seed_with_shapes(
             seed, shapes, notes[:] = own, [*found, *kept], own_notes
             break
     else:
-        site.operands, site.dims = before
+        site.operands, site.dims, site.followed = before
     if isinstance(shapes, str):
         raise Refusal(str(first))
     count, wanted = len(shapes[0].answers), len(seed.text.outputs)
