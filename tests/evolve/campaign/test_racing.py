@@ -94,7 +94,7 @@ class Reading:
 def search(path, suite, **plan):
     archive = Archive(2, 20)
     searcher = Portfolio(
-        [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(archive, lambda source: SPACE)]
+        [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(lambda source: SPACE)]
     )
     start = Start("first", Genome(KERNEL, dict.fromkeys("abcd", 0)))
     settings = {"seed": 1, "lag": 4, "islands": 2, **plan}
