@@ -1,6 +1,6 @@
 """Parameter mutations without a model: local moves from the archive's elites, and random restarts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 import numpy as np
@@ -71,12 +71,10 @@ class ParameterProposer:
             row = self._spaces.row(base.genome) if base else None
             if base is None or space is None or row is None:
                 continue
-            if rng.random() >= RESTART_SHARE:
-                proposal = self._step(history, base, space, row, rng)
-                if proposal is not None:
-                    return proposal
-            proposal = self._restart(history, base, space, rng)
-            if proposal is not None:
+            near = _steps(space, row, rng) if rng.random() >= RESTART_SHARE else ()
+            proposal = first_new(history, base, space, near, self.name)
+            anywhere = () if proposal else space.sample_rows(rng, _RESTART_TRIES)
+            if (proposal := proposal or first_new(history, base, space, anywhere, self.name)) is not None:
                 return proposal
         return None
 
@@ -86,33 +84,24 @@ class ParameterProposer:
             return elite.candidate
         return history.candidates[int(rng.integers(len(history.candidates)))] if history.candidates else None
 
-    def _step(
-        self, history: History, base: Candidate, space: Space, row: Rows, rng: np.random.Generator
-    ) -> Proposal | None:
-        near = space.neighbour_rows(row)
-        if len(near) and rng.random() < LEAP_SHARE:
-            near = space.neighbour_rows(near[int(rng.integers(len(near)))], steps=None)
-        for other in near[rng.permutation(len(near))]:
-            proposal = self._offer(history, base, space, other)
-            if proposal is not None:
-                return proposal
-        return None
 
-    def _restart(
-        self, history: History, base: Candidate, space: Space, rng: np.random.Generator
-    ) -> Proposal | None:
-        for row in space.sample_rows(rng, _RESTART_TRIES):
-            proposal = self._offer(history, base, space, row)
-            if proposal is not None:
-                return proposal
-        return None
+def _steps(space: Space, row: Rows, rng: np.random.Generator) -> Rows:
+    near = space.neighbour_rows(row)
+    if len(near) and rng.random() < LEAP_SHARE:
+        near = space.neighbour_rows(near[int(rng.integers(len(near)))], steps=None)
+    return near[rng.permutation(len(near))]
 
-    def _offer(self, history: History, base: Candidate, space: Space, row: Rows) -> Proposal | None:
-        genome = Genome(base.genome.source, space.decode(row))
-        if genome.id in history:
-            return None
-        detail = changes(base.genome.params, genome.params)
-        return Proposal(genome, (base.genome.id,), Mutation(self.kind, self.name, detail))
+
+def first_new(
+    history: History, parent: Candidate, space: Space, rows: Iterable[Rows], proposer: str, note: str = ""
+) -> Proposal | None:
+    """The first of ``rows`` that no candidate is, as a child of ``parent``; ``note`` begins its line."""
+    for row in rows:
+        genome = Genome(parent.genome.source, space.decode(row))
+        if genome.id not in history:
+            detail = note + changes(parent.genome.params, genome.params)
+            return Proposal(genome, (parent.genome.id,), Mutation(MutationKind.PARAMETER, proposer, detail))
+    return None
 
 
 def changes(old: Mapping[str, Value], new: Mapping[str, Value]) -> str:

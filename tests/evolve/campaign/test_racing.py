@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from testkit.evaluations import candidate, failed, figures, passed
+from testkit.journals import journal_content
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.campaign.config import Order
@@ -94,7 +95,7 @@ class Reading:
 def search(path, suite, **plan):
     archive = Archive(2, 20)
     searcher = Portfolio(
-        [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(archive, lambda source: SPACE)]
+        [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(lambda source: SPACE)]
     )
     start = Start("first", Genome(KERNEL, dict.fromkeys("abcd", 0)))
     settings = {"seed": 1, "lag": 4, "islands": 2, **plan}
@@ -139,7 +140,7 @@ def test_a_killed_campaign_stops_the_same_candidates(tmp_path, order):
     search(tmp_path / "killed", Suite(5), order=order)
     assert stopped(unbroken.history)
     with Journal(tmp_path / "unbroken") as one, Journal(tmp_path / "killed") as other:
-        assert one.content() == other.content()
+        assert journal_content(one) == journal_content(other)
 
 
 def test_workloads_that_speak_for_the_suite_are_screened_on():

@@ -66,7 +66,7 @@ OWN_DRAWS = 4
 
 TRYOUT, QUICK_SECONDS = 0.06, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
-there."""
+there, and of further ones with loops that kinds of inputs are tried on."""
 
 _OUTSIDE, _VALUE = (re.compile(rf"the name {name} is not defined") for name in (r"u\d+", r"I\d+_"))
 
@@ -154,6 +154,7 @@ def recorded(request: Request, paired: bool = True, *, whole: bool = False) -> t
 
         surely = None if site.reference == SELF else site.reference_takes
         site.operands, site.dims = dimensions.settle(raw, len(calls), works, surely=surely)
+        site.follow_longest()
         with SettingsRead(str(loader.home(path))) as read:
             text = site.module_at(site.dims[0], site.result_types(site.dims[0]))
         site.settings = read.found()
@@ -296,13 +297,23 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
     tells several of one size apart, as lengths of queries and of keys."""
     known = {text.source}
     types = [(tuple(t.shape), t.dtype) for t in text.outputs]
-    for follows, site.keeps_arguments in ((0, True), (1, False), (1, True), (2, False), (3, False)):
+    site.followed.clear()
+    for follows, site.keeps_arguments in (
+        (0, False),
+        (0, True),
+        (1, False),
+        (1, True),
+        (2, False),
+        (3, False),
+    ):
         if follows > 2:
             site.followed.clear()
         if (follows > 2 and not site.join_equal()) or (
             0 < follows < 3 and not site.follow(parts=follows > 1)
         ):
             continue
+        if follows > 2:
+            site.follow_longest()
         with stub_device(site.part):
             made = site.module_at(site.dims[0], types)
         torch.set_default_device("cpu")
@@ -316,10 +327,11 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
 def _drawn_or_given(
     site: CallSite, text: KernelModule, notes: list[str], patience: float
 ) -> tuple[Seed, list[CheckedShape] | str]:
-    """The checked shapes with operands that are drawn, or the caller's own where drawn ones will not do; else why not
-    of the first way."""
+    """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
+    drawn ones will not do; else why not of the first way."""
     ways, first = held(site.operands), ""
-    for way in ways:
+    within = dimensions.within_sizes(site.operands, site.dims[0])
+    for way in (ways[0], *([within] if within != ways[0] else []), *ways[1:]):
         site.operands = way
         seed = seed_of(site, text)
         shapes = checked_shapes(seed, notes, patience)
@@ -343,7 +355,7 @@ def _seed_with_shapes(
             site.operands = usual
         else:
             (seed, shapes), notes[:] = tried, smaller
-    first, before = shapes, (site.operands, site.dims)
+    first, before = shapes, (site.operands, site.dims, dict(site.followed))
     alone = not isinstance(shapes, str) and all(shape.dims == site.dims[0] for shape in shapes)
     few = isinstance(shapes, str) or alone or may_be_joined(site.dims[0], shapes)
     for other in taken_otherwise(site, text) if few else ():
@@ -354,7 +366,7 @@ def _seed_with_shapes(
             seed, shapes, notes[:] = own, [*found, *kept], own_notes
             break
     else:
-        site.operands, site.dims = before
+        site.operands, site.dims, site.followed = before
     if isinstance(shapes, str):
         raise Refusal(str(first))
     count, wanted = len(shapes[0].answers), len(seed.text.outputs)
@@ -394,8 +406,9 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
 def _judged(
     site: CallSite, text: KernelModule, notes: list[str], values: str, patience: float = 1.0
 ) -> Answer:
-    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. ``patience``: below 1, shapes
-    on which the interpreter is slow are for knobs alone, and there is so much less time to try kinds and values."""
+    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. Shapes with loops on which the
+    interpreter is slow are for knobs alone, but for the quickest. ``patience``: below 1, all slow ones are, and there
+    is so much less time to try kinds and values."""
     _prepare_interpreter()
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
@@ -409,7 +422,9 @@ def _judged(
     work = Ahead(lambda: product_work(seed))
     work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
-    every, shapes = shapes, quick if patience < 1.0 else shapes
+    loops = sorted((s for s in shapes if s.looped), key=lambda s: s.seconds)
+    slow = [s.dims for s in loops[1:] if s.seconds > QUICK_SECONDS]
+    every, shapes = shapes, quick if patience < 1.0 else [s for s in shapes if s.dims not in slow]
     small = [shape for shape in shapes if not shape.looped] or shapes
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     trials = Trials(seed, small, wide)
@@ -450,7 +465,7 @@ def _judged(
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": seed.reference.call,
         "precision": seed.reference.precision,
-        "check": [shape.dims for shape in shapes],
+        "check": [shape.dims for shape in (shapes if patience < 1.0 else every)],
         "small": [shape.dims for shape in small] if small is not shapes else [shapes[0].dims],
         "kinds": kinds.names,
         "spread": kinds.spread,
