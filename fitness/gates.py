@@ -122,6 +122,9 @@ def _read_agreement(
 ) -> GateReading:
     """The reading of the output that is nearest to its bar, or farthest below."""
     reference = references[gate.reference]
+    for name, other in references[gate.either].items() if gate.either else ():
+        same = ~elements.differing(outputs[name], other).reshape(other.shape)
+        outputs = {**outputs, name: np.where(same, reference[name], outputs[name])}
     counted = references[gate.counted] if gate.counted else {}
     allowed = references[gate.allowance] if gate.allowance else {}
     shares = {n: agreement(outputs[n], reference[n], counted.get(n)) for n in gate.outputs}

@@ -134,7 +134,8 @@ class AgreementGate:
     that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.elements``).
     ``scaled`` pairs outputs of codes with those of their exponents (e8m0, equal blocks of the last axis), for elements
     are compared as the values they stand for. Those that differ do so up and down, unless the gate ``leans``: the
-    operator's own kernel rounds near ties one way.
+    operator's own kernel rounds near ties one way. ``either`` names a reference whose bits are as good: the same in
+    fewer places, where what float64 finds just beside a tie may be one.
     """
 
     name: str
@@ -145,6 +146,7 @@ class AgreementGate:
     allowance: str = ""
     scaled: tuple[tuple[str, str], ...] = ()
     leans: bool = False
+    either: str = ""
 
 
 Gate = SnrGate | BitExactGate | AgreementGate

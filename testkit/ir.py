@@ -109,8 +109,8 @@ def side_by_side(shape, block):
 def walked(lengths, *, by_data=False):
     """Facts of a kernel that loops while its turns are within a known length, from where a table says it is to begin.
 
-    The table starts at 1 and turns between 0 and 1 from one point of the grid to the next, or holds what an operand
-    does that nobody knows (``by_data``).
+    The table, one integer without an axis, starts at 1 and turns between 0 and 1 from one point of the grid to the
+    next, or holds what an operand does that nobody knows (``by_data``).
     """
     import jax
     import jax.numpy as jnp
@@ -122,14 +122,14 @@ def walked(lengths, *, by_data=False):
 
     def walk(lengths_ref, state_ref, data_ref, x_ref, o_ref):
         point = pl.program_id(0)
-        begun = state_ref[0]
+        begun = state_ref[...]
 
         def multiply(turn):
             o_ref[...] = jnp.dot(x_ref[...], x_ref[...], preferred_element_type=jnp.float32)
             return turn + 1
 
         jax.lax.while_loop(lambda turn: turn * 128 < lengths_ref[point], multiply, begun)
-        state_ref[0] = data_ref[0] if by_data else 1 - begun
+        state_ref[...] = data_ref[0] if by_data else 1 - begun
 
     block = pl.BlockSpec((128, 128), lambda *_: (0, 0))
     grid = pltpu.PrefetchScalarGridSpec(3, (len(lengths),), [block], block)
@@ -138,7 +138,7 @@ def walked(lengths, *, by_data=False):
         out = jax.ShapeDtypeStruct((128, 128), jnp.float32)
         return pl.pallas_call(walk, grid_spec=grid, out_shape=out)(lengths, state, data, x)
 
-    shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (len(lengths), 1, 1)]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((len(lengths),), (), (1,))]
     module = _exported(run, *shapes, jax.ShapeDtypeStruct((128, 128), jnp.float32))
     (kernel,) = module_facts(module, bind(module, {0: lengths, 1: [1]}))["kernels"]
     return kernel

@@ -3,10 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from testkit.evaluations import failed, figures, passed
+from testkit.journals import journal_content
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
@@ -81,13 +83,19 @@ def plan(seed: int = 1, lag: int = 4, order: Order = Order.INDEX, **budget: floa
     return Plan([Start("a", Genome("k", {"x": 0}))], limits, seed, lag, islands=2, order=order)
 
 
-def go(path: Path, the_plan: Plan, evaluator: ShuffledEvaluator, create: bool = True) -> StopReason:
-    with Journal(path, write=True, create=create) as journal:
-        campaign = Campaign(the_plan, Walk(), Nothing(), evaluator, journal)
+def go(path: Path, the_plan: Plan, evaluator: Any, stop_after: int | None = None) -> StopReason:
+    """Start or resume; the campaign is asked to stop after so many evaluations."""
+
+    def progress(campaign: Campaign) -> None:
+        if stop_after is not None and len(campaign.history.evaluated) >= stop_after:
+            campaign.stop()
+
+    with Journal(path, write=True, create=not path.exists()) as journal:
+        campaign = Campaign(the_plan, Walk(), Nothing(), evaluator, journal, on_progress=progress)
         campaign.restore(list(journal.candidates()), [(i, e) for _, i, e, _ in journal.evaluations()])
         return campaign.run()
 
 
-def content(path: Path) -> dict:
+def content(path: Path) -> dict[str, Any]:
     with Journal(path) as journal:
-        return journal.content()
+        return journal_content(journal)

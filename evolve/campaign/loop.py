@@ -35,6 +35,7 @@ class StopReason(StrEnum):
     WALL_TIME = "wall_time"
     TARGET = "target_reached"
     EXHAUSTED = "space_exhausted"
+    DUPLICATES = "duplicates"
     INTERRUPTED = "interrupted"
     SEED_FAILED = "seed_failed"
     INFRASTRUCTURE = "infrastructure"
@@ -89,6 +90,10 @@ GATE_EPOCH = 8
 INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row that end a campaign: going on would only burn budget."""
 
+DUPLICATES_LIMIT = 24
+"""Duplicates in a row that end a campaign: each is compiled first. Where every second proposal is one, as of kernels
+with few parameters, so many follow each other once in 16 million times."""
+
 PATIENCE_SECONDS = 1.0
 """How long evaluations in flight may still finish after a budget of seconds is spent."""
 
@@ -138,6 +143,9 @@ class Campaign:
     _artefacts: set[str] = field(default_factory=set)
     _integrated: int = 0
     _duplicates: int = 0
+    _alike: int = 0
+    """Duplicates since the last evaluation that was none."""
+
     _began: float = field(default_factory=time.monotonic)
     _closing: StopReason | None = None
     _interrupted: bool = False
@@ -244,7 +252,7 @@ class Campaign:
             return StopReason.EVALUATIONS
         if budget.wall_seconds is not None and self.elapsed_seconds >= budget.wall_seconds:
             return StopReason.WALL_TIME
-        return None
+        return StopReason.DUPLICATES if self._alike >= DUPLICATES_LIMIT else None
 
     def _propose(self) -> None:
         index = len(self.history.candidates)
@@ -307,6 +315,7 @@ class Campaign:
         self.history.integrate(candidate, evaluation)
         self._integrated += 1
         self._duplicates += evaluation.verdict is Verdict.DUPLICATE
+        self._alike = self._alike + 1 if evaluation.verdict is Verdict.DUPLICATE else 0
         if evaluation.artefact and evaluation.verdict in (Verdict.OK, Verdict.OUTPACED):
             self._artefacts.add(evaluation.artefact)
         if evaluation.verdict is Verdict.INFRA_ERROR:

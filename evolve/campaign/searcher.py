@@ -43,7 +43,7 @@ _Builder = Callable[[Archive, KnownSpaces, Sequence[SourceRecords]], Proposer]
 
 _BUILDERS: dict[str, _Builder] = {
     "parameters": lambda archive, spaces, _: ParameterProposer(archive, spaces),
-    "surrogate": SurrogateProposer,
+    "surrogate": lambda _, spaces, earlier: SurrogateProposer(spaces, earlier),
     "crossover": lambda archive, spaces, _: ParameterCrossover(archive, spaces),
     "rewrite": lambda archive, spaces, _: Rewrites(archive, spaces.space_of, violations),
     "source_crossover": lambda archive, spaces, _: SourceCrossover(archive, spaces.space_of, violations),

@@ -49,7 +49,9 @@ class Captured:
     """
 
     def __init__(self, modules: Sequence[ModuleType]) -> None:
-        self._modules = _with_parts(modules)
+        names = tuple(f"{module.__name__}." for module in modules)
+        below = [module for known, module in list(sys.modules.items()) if known.startswith(names)]
+        self._modules = list(dict.fromkeys([*modules, *(m for m in below if isinstance(m, ModuleType))]))
         self._names = ", ".join(module.__name__ for module in modules)
         self._stack = contextlib.ExitStack()
         self._frames: list[_Frame] = []
@@ -181,10 +183,3 @@ def _now() -> float:
     if torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _with_parts(modules: Sequence[ModuleType]) -> list[ModuleType]:
-    """Modules, and what is loaded below them."""
-    names = tuple(f"{module.__name__}." for module in modules)
-    below = [module for known, module in list(sys.modules.items()) if known.startswith(names)]
-    return list(dict.fromkeys([*modules, *(m for m in below if isinstance(m, ModuleType))]))

@@ -192,7 +192,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 device.expect_reference()
             with _beats(arguments.place):
                 answer = prepare(request, target, where, _say, intake, overrides)
-            write_files(plan, where)
+            write_files(where, plan.files)
             if plan.files:  # they lie in the operator's folder from now on
                 request = replace(request, path=where.resolve() / request.path.name)
                 settings = json.dumps(answer.get("settings")).replace(request.made, str(where.resolve()))

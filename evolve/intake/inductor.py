@@ -23,7 +23,11 @@ def plain(text: str) -> tuple[str, str]:
     tree = ast.parse(text)
     kernels: dict[str, ast.FunctionDef] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_kernel(node.value):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and (ast.unparse(node.value.func) == f"{_KERNEL}.triton" and len(node.value.args) >= 2)
+        ):
             source = ast.literal_eval(node.value.args[1])
             name = str(ast.unparse(node.targets[0]))
             inner = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef))
@@ -39,10 +43,6 @@ def plain(text: str) -> tuple[str, str]:
     made = ast.fix_missing_locations(_Launches(kernels).visit(called))
     bodies = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(n)) for n in (*kernels.values(), made))
     return f"{stored('inductor_head')}\n{bodies}\n", _call(tree, names)
-
-
-def _is_kernel(node: ast.Call) -> bool:
-    return ast.unparse(node.func) == f"{_KERNEL}.triton" and len(node.args) >= 2
 
 
 def _inputs(called: ast.FunctionDef) -> list[str]:

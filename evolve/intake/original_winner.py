@@ -25,6 +25,8 @@ def original_text(
     called = ".".join(filter(None, (f"{function}_original" if first == function else first, rest)))
     head = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     body = [n for n in tree.body[ast.get_docstring(tree) is not None :] if n not in head]
+    # a generator's name is left to the original, which could not be imported if it were taken
+    body = [n for n in body if not isinstance(n, ast.Expr) or "register_prng(" not in ast.unparse(n)]
     parts = [ast.unparse(ast.Module([*head], []))]
     if others:
         parts += [stored("tuned_files"), f"FILES = tuned_files({others!r})"]

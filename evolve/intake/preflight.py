@@ -15,11 +15,16 @@ from tilewright.workers.intake.judge.self_reference import SELF
 
 def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[str]:
     """A line for each thing: arguments, results, knobs, meaning, checks, space, notes."""
+    from tilewright.workers.intake.calls.dtypes import is_narrow
+    from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
+
     dims = answer["dims"]
     for row in answer["operands"]:
         yield f"  argument   {row[0]} {_shape(row, dims[0])}"
     for name, dtype, shape, min_db, worst, *_ in answer["results"]:
-        bound = f"at least {min_db:g} dB" if min_db else _agreement(dtype, answer["operands"])
+        coded = is_narrow(dtype) or is_code(dtype, [Operand(o[0], o[1], ()) for o in answer["operands"]])
+        few = f"{LEAST_CODES:.1%} of its codes are equal, the others are off by one"
+        bound = f"at least {min_db:g} dB" if min_db else few if coded else "exact"
         single = f", no element off by more than {worst:.2g} of the values around it" if worst else ""
         yield f"  result     {name} {_shape((name, dtype, shape), dims[0])}: {bound}{single}"
     precision = answer["precision"] or "its own precision"
@@ -86,15 +91,6 @@ def interpreter_line(answer: Mapping[str, Any]) -> str:
     return (
         f"  runs at    {ran}, not {asked}: the interpreter is slow, its times mean nothing, and the seed wins"
     )
-
-
-def _agreement(dtype: str, operands: Any) -> str:
-    """What the gate of a result without a bound in dB asks."""
-    from tilewright.workers.intake.calls.dtypes import is_narrow
-    from tilewright.workers.intake.operator import LEAST_CODES, Operand, is_code
-
-    codes = is_narrow(dtype) or is_code(dtype, [Operand(o[0], o[1], ()) for o in operands])
-    return f"{LEAST_CODES:.1%} of its codes are equal, the others are off by one" if codes else "exact"
 
 
 def _space(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -138,7 +138,7 @@ def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:
         "from reference import generate_input\n\n\ndef calls():\n"
         f"    return [(generate_input(**spec),) for spec in {few!r}]\n"
     )
-    _write(folder, files)
+    write_files(folder, files)
     submission, values = folder / "submission.py", "" if options.calls else str(folder / "task_values.npz")
     calls = options.calls or child.calls_of_files([str(folder / "task_calls.py")], submission, Path(values))
     calls = calls[: [*as_the_first(calls), False].index(False)]  # the values lie by number of call
@@ -153,7 +153,7 @@ def _plan_of_output(path: Path, options: Options, folder: Path) -> Plan:
     except (inductor.NoOutput, SyntaxError) as error:
         raise UserError(f"{path.name} is Inductor's output, but {error}.") from error
     files = {f"{path.stem}_plain.py": text}
-    _write(folder, files)
+    write_files(folder, files)
     request = Request(
         folder / f"{path.stem}_plain.py",
         inductor.FUNCTION,
@@ -204,15 +204,11 @@ def _name(text: str) -> str:
     return re.sub(r"^[^a-z]+|[^a-z0-9]+$", "", re.sub(r"[^a-z0-9]+", "_", text.lower())) or "kernel"
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files by their paths below a folder. Raises UserError."""
     try:
         for place, text in files.items():
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (folder / place).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out: cannot write {folder}: {error.strerror}.") from error
-
-
-def write_files(plan: Plan, folder: Path) -> None:
-    """Write the plan's files into the operator's folder. Raises UserError."""
-    _write(folder, plan.files)

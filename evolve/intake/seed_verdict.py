@@ -28,7 +28,8 @@ from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice, device_for
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.inputs import family
-from tilewright.workers.intake.operator import LEAST_CODES
+from tilewright.workers.intake.judge.self_reference import SELF
+from tilewright.workers.intake.operator import LEAST_CODES, Operand, operand_row, with_smaller
 
 if TYPE_CHECKING:
     from tilewright.evolve.campaign.config import CampaignConfig
@@ -72,6 +73,7 @@ def seed_failure(
     others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. Noise
     of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn.
     """
+    own = answer.get("asked", request).reference == SELF
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         while True:
             try:
@@ -88,7 +90,7 @@ def seed_failure(
             for reading in plain or failed:
                 # by changed bounds the others may pass now
                 if plain or (_removable(answer, reading) and answer["results"] == before):
-                    settled |= _settled(answer, reading, target)
+                    settled |= _settled(answer, reading, target) or (own and _made_smaller(answer, reading))
             if not settled:
                 if plain and evaluation.reason == failure(failed, gates):  # it tells the first, not what bars
                     evaluation = evaluation.model_copy(update={"reason": failure(plain, gates)})
@@ -194,6 +196,17 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     else:
         return False
     answer["notes"] = [*dict.fromkeys([*answer["notes"], note])]
+    return True
+
+
+def _made_smaller(answer: MutableMapping[str, Any], failed: GateReading) -> bool:
+    """Whether inputs became smaller, of timed calls whose answers are no numbers; a shape of those is not always tried
+    before."""
+    made, note = with_smaller([Operand(*row) for row in answer["operands"]])
+    if failed.value is not None or failed.detail or not failed.inputs.startswith("timed calls") or not note:
+        return False
+    answer["operands"] = list(map(operand_row, made))
+    answer["notes"] = [*answer["notes"], note]
     return True
 
 

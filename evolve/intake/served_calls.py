@@ -8,6 +8,7 @@ that decides it (``known``), so that the next call alike costs microseconds.
 import enum
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -172,6 +173,18 @@ def tilewright_serves(served: dict[str, Any], given: tuple[Any, ...]) -> bool:
     if served["jax"]:
         return tilewright_is_array(sys.modules["jax"], list(found.values())) and served["fits"](**found)
     return tilewright_is_plain(list(found.values()), *served["gradients"]) and served["fits"](**found)
+
+
+def tilewright_given(values: dict[str, Any]) -> dict[str, Any]:
+    """The values but defaults that only the original's file has."""
+    return {name: value for name, value in values.items() if value is not TILEWRIGHT_DEFAULT}
+
+
+def tilewright_filled(function: Any, *values: Any) -> list[Any]:
+    """The last values of a call of ``function``, or of an autograd Function's ``apply``, with its own defaults."""
+    taken = getattr(getattr(function, "__self__", None), "forward", function)
+    own = list(inspect.signature(taken).parameters.values())[-len(values) :]
+    return [p.default if v is TILEWRIGHT_DEFAULT else v for v, p in zip(values, own, strict=True)]
 
 
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:

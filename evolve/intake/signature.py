@@ -40,8 +40,15 @@ class Signature:
     hidden: Sequence[str] = ()
 
     def forwarded(self) -> str:
-        """The arguments of a call with the same ones: by name behind the first that may be left out."""
+        """The arguments of a call with the same ones: by name behind the first that may be left out, where it has one;
+        an autograd Function's ``apply`` takes none by name."""
         shown, by_name = [], False
+        places = list(self.names)
+        varied = Parameter.VAR_POSITIONAL in self.names.values()
+        if self.hidden and self.names[self.hidden[0]] is Parameter.POSITIONAL_ONLY and not varied:
+            first = min(map(places.index, self.hidden))
+            filled = f"*tilewright_filled(tilewright_original(SERVED), {', '.join(places[first:])})"
+            return ", ".join([*places[:first], filled])
         for name, kind in self.names.items():
             by_name |= name in self.hidden
             if name not in self.hidden:
@@ -144,7 +151,8 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
         [*given.kwonlyargs, *map(ast.arg, weights)], [*given.kw_defaults, *[None for _ in weights]]
     )  # fmt: skip
     names: dict[str, Any] = {a.arg: Parameter.POSITIONAL_ONLY for a in given.posonlyargs}
-    names |= {a.arg: Parameter.POSITIONAL_OR_KEYWORD for a in given.args}
+    plain = Parameter.POSITIONAL_ONLY if parts[-1] == "apply" else Parameter.POSITIONAL_OR_KEYWORD
+    names |= {a.arg: plain for a in given.args}
     names |= {given.vararg.arg: Parameter.VAR_POSITIONAL} if given.vararg else {}
     names |= {a.arg: Parameter.KEYWORD_ONLY for a in given.kwonlyargs}
     names |= {given.kwarg.arg: Parameter.VAR_KEYWORD} if given.kwarg else {}

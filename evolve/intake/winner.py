@@ -73,11 +73,6 @@ def _beside(function: str) -> str:
     return f"{function}_kernel_call"
 
 
-def _start(entry: str, function: str) -> str:
-    """What a kernel module's entry point is called in the winner of this function."""
-    return _beside(function) if entry == function else entry
-
-
 def winner_module(
     source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str, folder: Path
 ) -> str:
@@ -137,7 +132,7 @@ def winner_module(
         sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]
         rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
         kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
-    start = _start(entry, request.name)
+    start = _beside(request.name) if entry == request.name else entry
     ways = {"launch": f"{start}(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
     way = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
     run = f"tilewright_returned({way}, **tilewright_own)"
@@ -157,10 +152,6 @@ def winner_module(
 {kernels}
 {halves}
 {runtime}
-
-def tilewright_given(values):
-    return {{k: v for k, v in values.items() if v is not TILEWRIGHT_DEFAULT}}
-
 
 SERVED = {pprint.pformat(served, width=110, sort_dicts=False)}
 

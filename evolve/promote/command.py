@@ -58,10 +58,8 @@ def promote(
     """Promote from the campaign in ``folder``. Raises UserError (a Refusal where the kernel is to blame)."""
     if options.force_reason is not None and not options.force_reason.strip():
         raise UserError("--force-reason: say why, in words.")
-    table, own = (
-        options.table,
-        folder / dispatch_table.FILE,
-    )  # which a campaign on a measured target ends with
+    table = options.table
+    own = folder / dispatch_table.FILE  # with which a campaign on a measured target ended
     if table is None and options.candidate is None and options.suite is None and own.exists():
         table = own
     nomination = nominate(folder, suite=options.suite, candidate=options.candidate, table=table)

@@ -81,7 +81,7 @@ class Judgement:
         """The objection that was overruled by ``forced``, if any. Raises Refusal where it was not."""
         objection = self.objection()
         if objection is not None and not forced:
-            raise Refusal(objection, forceable=True)
+            raise Refusal(objection)
         return objection
 
 

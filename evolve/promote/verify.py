@@ -33,11 +33,10 @@ SAME_FIGURE = 1e-9
 
 
 class Refusal(UserError):
-    """The promotion is refused; ``forceable`` when a person may insist. ``genome``: of the kernel that failed."""
+    """The promotion is refused. ``genome``: of the kernel that failed."""
 
-    def __init__(self, message: str, *, forceable: bool = False, genome: str | None = None) -> None:
+    def __init__(self, message: str, *, genome: str | None = None) -> None:
         super().__init__(message)
-        self.forceable = forceable
         self.genome = genome
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, inherit, offers, rewrite
-from tilewright.evolve.proposers.rule_credit import describe
-from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
+from tilewright.evolve.proposers.rule_credit import THEN, describe
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, changes
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome, Value
@@ -35,9 +35,9 @@ class ParameterCrossover:
     name = "crossover"
     kind = MutationKind.CROSSOVER
 
-    def __init__(self, archive: Archive, spaces: SpaceOf | KnownSpaces) -> None:
+    def __init__(self, archive: Archive, spaces: KnownSpaces) -> None:
         self._archive = archive
-        self._spaces = KnownSpaces.of(spaces)
+        self._spaces = spaces
         self._fittest: list[tuple[float, int, Candidate]] = []
         self._folded = 0
 
@@ -98,7 +98,6 @@ ANOTHER = 0.5
 """Probability of each further rewrite of the other line, once one is in: most discoveries work alone."""
 
 _ORIGIN = " as in "
-_THEN = "; then "
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def steps_of(history: History, genome: Genome) -> list[Step]:
 def _read(detail: str) -> list[Step]:
     """The steps a mutation's line tells of; none for a crossover of text or parameters."""
     body = detail.rpartition(_ORIGIN)[0] or detail
-    parts = [part.partition(": ") for part in body.split(_THEN)]
+    parts = [part.partition(": ") for part in body.split(THEN)]
     return [Step(rule, text) for rule, colon, text in parts if colon and rule.isidentifier()]
 
 

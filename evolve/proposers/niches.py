@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.evolve.proposers.rewrite.base import Rule, Site
 from tilewright.evolve.proposers.rewrite.proposer import inherit, offers, rewrite
 from tilewright.evolve.proposers.rule_credit import describe, rules_of
-from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, changes
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, first_new
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal, Searcher
 from tilewright.evolve.space.genome import Genome, Value
 from tilewright.evolve.space.space import Rows, Space, SpaceError
@@ -161,15 +161,15 @@ class NicheSearch:
         space = self.spaces[genome.source]
         if space is None:
             return None
+        note = f"in the niche that {niche.rule} opened: "
         known = np.array([row for c in niche.points if (row := self.spaces.row(c.genome)) is not None])
         if len(niche.points) < RUNGS[0]:
             rows = space.sample_rows(rng, SPREAD)
             if len(niche.points) % 2 and (near := _near(space, known[0], rows, rng)).size:
                 rows = near
             distance = (rows[:, None, :] != known[None, :, :]).sum(axis=2).min(axis=1)
-            return self._offered(
-                niche, niche.opener, space, rows[np.argsort(-distance, kind="stable")], history
-            )
+            rows = rows[np.argsort(-distance, kind="stable")]
+            return first_new(history, niche.opener, space, rows, NAME, note)
         rung = 0 if len(niche.points) < RUNGS[0] + RUNGS[1] else 1
         done = [(c, e.fitness) for c in niche.points if (e := history.evaluation(c.genome.id)) and e.fitness]
         if len(done) + sum(history.evaluation(c.genome.id) is not None for c in niche.points) < RUNGS[0]:
@@ -182,20 +182,9 @@ class NicheSearch:
             if row is None:
                 continue
             near = space.neighbour_rows(row)
-            proposal = self._offered(niche, candidate, space, near[rng.permutation(len(near))], history)
-            if proposal is not None:
+            rows = near[rng.permutation(len(near))]
+            if (proposal := first_new(history, candidate, space, rows, NAME, note)) is not None:
                 return proposal
-        return None
-
-    def _offered(
-        self, niche: Niche, parent: Candidate, space: Space, rows: Rows, history: History
-    ) -> Proposal | None:
-        for row in rows:
-            genome = Genome(niche.opener.genome.source, space.decode(row))
-            if genome.id not in history:
-                text = changes(parent.genome.params, genome.params)
-                detail = f"in the niche that {niche.rule} opened: {text}"
-                return Proposal(genome, (parent.genome.id,), Mutation(MutationKind.PARAMETER, NAME, detail))
         return None
 
 

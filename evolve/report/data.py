@@ -25,6 +25,7 @@ REASONS = {
     "target_reached": "the target fitness is reached",
     "converged": "the search has converged",
     "space_exhausted": "the search space is exhausted",
+    "duplicates": "what is proposed compiles to what was measured before",
     "seed_failed": "the seed failed",
     "infrastructure": "the workers failed",
 }

@@ -156,7 +156,6 @@ class Space:
     """Typed parameters with constraints. Raises SpaceError when malformed or without a legal point.
 
     ``constraints`` maps an expression to its reason. ``defaults`` is a point, legal or not as declared.
-    ``members``, when given, are the only points allowed (rows of value indices, as for recorded tables).
     """
 
     def __init__(
@@ -165,7 +164,6 @@ class Space:
         constraints: Mapping[str, str] | None = None,
         constants: Sequence[Constants] | Constants = (),
         defaults: Mapping[str, Value] | None = None,
-        members: Rows | None = None,
     ) -> None:
         self.parameters = _checked_space(dict(parameters))
         self.names = tuple(self.parameters)
@@ -180,7 +178,6 @@ class Space:
             SpaceRule(compile_constraint(e, r, self.kinds), self.names, self._values, sets)
             for e, r in _checked_constraints(dict(constraints or {})).items()
         ]
-        self._members = None if members is None else np.unique(np.asarray(members, dtype=np.int16), axis=0)
         self._require_a_point()
 
     @classmethod
@@ -204,7 +201,7 @@ class Space:
         # all points of a space of a million take a third of a second
         if not self.legal(self.defaults) and self._some_row() is None:
             reasons = "; ".join(rule.constraint.expression for rule in self._rules)
-            raise SpaceError(f"the space is empty: no point satisfies {reasons or 'its members'}.")
+            raise SpaceError(f"the space is empty: no point satisfies {reasons}.")
 
     def _some_row(self) -> Rows | None:
         if self.points is not None:
@@ -240,10 +237,7 @@ class Space:
             return faults
         row = self.encode(params)
         broken = [rule.constraint for rule in self._rules if not rule.allows(row)]
-        faults = [f"{constraint.reason} ({constraint.expression})" for constraint in broken]
-        if not faults and not self._is_member(row):
-            faults.append("not among the recorded points")
-        return faults
+        return [f"{constraint.reason} ({constraint.expression})" for constraint in broken]
 
     def legal(self, params: Mapping[str, Value]) -> bool:
         """Whether ``violations`` is empty, without wording them."""
@@ -262,23 +256,14 @@ class Space:
     def is_legal_row(self, row: Rows) -> bool:
         """Whether one row of value indices is legal; of many ``legal_rows`` is quicker."""
         places = row.tolist()
-        return all(rule.allows(places) for rule in self._rules) and self._is_member(row)
+        return all(rule.allows(places) for rule in self._rules)
 
     def legal_rows(self, rows: Rows) -> np.ndarray:
         """bool [points]: which rows are legal."""
         keep = np.ones(len(rows), dtype=bool)
         for rule in self._rules:
             keep[keep] = rule.allow(rows[keep])
-        if self._member_codes is not None:
-            keep &= np.isin(self.codes(rows), self._member_codes)
         return keep
-
-    def _is_member(self, row: Rows) -> bool:
-        return self._member_codes is None or bool(np.isin(self.codes(row[None]), self._member_codes)[0])
-
-    @cached_property
-    def _member_codes(self) -> np.ndarray | None:
-        return None if self._members is None else self.codes(self._members)
 
     # -- points as rows of indices -------------------------------------------------------------------
 
@@ -308,8 +293,6 @@ class Space:
     @cached_property
     def points(self) -> Rows | None:
         """Every legal point in a fixed order, or None when there are too many to enumerate."""
-        if self._members is not None:
-            return self._members[self.legal_rows(self._members)]
         rows = np.zeros((1, 0), dtype=np.int16)
         for column, size in enumerate(self._sizes):
             if len(rows) * int(size) > _EXPANSION_LIMIT:

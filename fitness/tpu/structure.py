@@ -14,10 +14,14 @@ _SHAPES = "reshape transpose broadcast_in_dim slice pad concatenate convert cons
 SHAPE_OPERATIONS = frozenset(["func.return", *(f"stablehlo.{name}" for name in _SHAPES.split())])
 """What may stand beside the kernels: rearranging operands, no arithmetic."""
 
-_NEVER_BESIDE = frozenset(
-    ["stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.dot_general", "stablehlo.convolution"]
+_NEVER_COSTED = frozenset(
+    f"stablehlo.{name}" for name in ("while", "case", "if", "dot_general", "convolution", "scatter")
 )
-"""Loops, branches on data, and what a kernel is written for."""
+"""Loops, branches on data, what a kernel is written for, and writes to places that data name."""
+
+ALONE = "as the original's around the kernels, "
+"""Begins what stands among the work beside kernels that are timed alone: the digest of the module around them follows,
+and no candidate may change that."""
 
 MAX_CONSTANT_BYTES = 1 << 16
 MAX_KERNELS = 8
@@ -39,6 +43,11 @@ class ModuleFacts:
     def from_data(cls, data: Mapping[str, Any]) -> ModuleFacts:
         """From a ``facts`` frame. Raises KeyError when a key is missing."""
         return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def around(self) -> str:
+        """Digest of the module around its kernels."""
+        return self.fingerprint[:16]
 
     @property
     def matmul_flops(self) -> int | None:
@@ -75,10 +84,13 @@ def _outside(
         return "no Pallas kernel is left in the compiled module"
     if len(facts.kernels) > MAX_KERNELS:
         return f"{len(facts.kernels)} Pallas kernels in one module, at most {MAX_KERNELS} are allowed"
-    if "stablehlo.while" in facts.operations:
-        return "an HLO loop around the kernel: the simulator would count its body once"
     if facts.foreign_calls:
         return f"the module calls {', '.join(facts.foreign_calls)}"
+    if timed_alone(beside):
+        changed = "what XLA computes around the kernels is not what it was, and its time cannot be modelled"
+        return None if ALONE + facts.around in beside else changed
+    if "stablehlo.while" in facts.operations:
+        return "an HLO loop around the kernel: the simulator would count its body once"
     others = sorted(set(facts.operations) - SHAPE_OPERATIONS - beside)
     if others:
         return f"work outside the Pallas kernel: {', '.join(others[:4])}"
@@ -94,8 +106,15 @@ def _outside(
 
 
 def work_beside(facts: ModuleFacts) -> frozenset[str]:
-    """What a function's own module computes beside its kernels, where its time can be told: no loops, no products."""
-    return frozenset(facts.operations) - SHAPE_OPERATIONS - _NEVER_BESIDE
+    """What a function's own module computes beside its kernels; where the time of that cannot be told, they are timed
+    alone."""
+    work = frozenset(facts.operations) - SHAPE_OPERATIONS
+    return work | {ALONE + facts.around} if work & _NEVER_COSTED else work
+
+
+def timed_alone(beside: frozenset[str]) -> bool:
+    """Whether the time is that of the kernels alone."""
+    return any(part.startswith(ALONE) for part in beside)
 
 
 def missing_work(facts: ModuleFacts, flops: int) -> str | None:

@@ -154,7 +154,9 @@ class MxCast(Shaped):
         inputs = {"x": elements.at("x", rows, cols)}
         if self.levels:
             inputs["t"] = elements.at("t", np.arange(1))
-        references = self._crossing(workload, inputs)
+        references = self.oracle(workload, inputs)["bits"]
+        if self.layout == "swizzled":  # scales in the order of rows and blocks
+            references["s"] = formats.cast_rows(inputs["x"], self.rule, E4M3)[1].reshape(-1)
         half = NV_BLOCK if self.levels else BLOCK
         blocks = members(column_blocks, BLOCK // half)
         s_where: tuple[np.ndarray, ...] = (rows, blocks)
@@ -164,13 +166,6 @@ class MxCast(Shaped):
         q_where = (rows, members(column_blocks, BLOCK // 2) if self.bits == 4 else cols)
         everything = {"q": q_where, "s": s_where, "q_t": (cols, rows), "s_t": (cols, row_blocks)}
         return Sample({name: everything[name] for name in references}, {"bits": references})
-
-    def _crossing(self, workload: Workload, inputs: Arrays) -> Arrays:
-        """The oracle on a crossing of whole blocks; swizzled scales in the order of its rows and blocks."""
-        found = self.oracle(workload, inputs)["bits"]
-        if self.layout == "swizzled":
-            found["s"] = formats.cast_rows(inputs["x"], self.rule, E4M3)[1].reshape(-1)
-        return found
 
     def flops(self, workload: Workload) -> int:
         """One multiplication per element and copy."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, judge, plan
-from tilewright.evolve.campaign.loop import Campaign, StopReason
+from testkit.journals import journal_content
+from testkit.toy_campaign import ShuffledEvaluator, go, judge, plan
+from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.journal import Journal
 from tilewright.fitness.evaluation import Evaluation, Verdict
@@ -44,24 +44,11 @@ class Table(ShuffledEvaluator):
         return [(job.index, self.fault(job) or answer(job))]
 
 
-def go(path: Path, evaluator: Any, stop_after: int | None = None) -> StopReason:
-    """Start or resume; the campaign is asked to stop after so many evaluations."""
-
-    def progress(campaign: Campaign) -> None:
-        if stop_after is not None and len(campaign.history.evaluated) >= stop_after:
-            campaign.stop()
-
-    with Journal(path, write=True, create=not path.exists()) as journal:
-        campaign = Campaign(plan(), Walk(), Nothing(), evaluator, journal, on_progress=progress)
-        campaign.restore(list(journal.candidates()), [(i, e) for _, i, e, _ in journal.evaluations()])
-        return campaign.run()
-
-
 def finish(path: Path, seed: int = 0) -> None:
     """Resume to the end, without faults."""
     if not begun(path):
         clear(path)
-    assert go(path, Table(np.random.default_rng(seed))) is StopReason.EVALUATIONS
+    assert go(path, plan(), Table(np.random.default_rng(seed))) is StopReason.EVALUATIONS
 
 
 def begun(path: Path) -> bool:
@@ -70,17 +57,12 @@ def begun(path: Path) -> bool:
         return False
     try:
         with Journal(path, write=True) as journal:  # which mends what a kill has left half done
-            journal.content()
+            journal_content(journal)
     except JournalError as error:
         if "no such table: meta" in str(error) or "format None" in str(error):
             return False
         raise
     return True
-
-
-def content(path: Path) -> dict[str, Any]:
-    with Journal(path) as journal:
-        return journal.content()
 
 
 def clear(path: Path) -> None:
@@ -108,4 +90,4 @@ def driven(path: Path, seed: int, seconds: float) -> bool:
     if not begun(path):
         clear(path)
     evaluator = Table(np.random.default_rng(seed), pause=0.001)
-    return forked(lambda: go(path, evaluator), seconds) == -signal.SIGKILL
+    return forked(lambda: go(path, plan(), evaluator), seconds) == -signal.SIGKILL

@@ -20,8 +20,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from testkit.faults.campaigns import Table, content, driven, finish, forked, go
+from testkit.faults.campaigns import Table, driven, finish, forked
 from testkit.faults.cluster import Cluster, pool_of
+from testkit.toy_campaign import content, go, plan
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
 from tilewright.evolve.mlflow_mirror import process as mirror_process
@@ -56,7 +57,7 @@ def in_pool(*faults: str, everywhere: bool = False) -> Callable[[Path, int, dict
         x = -1 if everywhere else _x_of(wanted, victim(wanted))
         cluster, path = Cluster(np.random.default_rng(seed), {x: faults}), folder / "j.sqlite"
         with pytest.MonkeyPatch.context() as patch:
-            assert go(path, pool_of(cluster, 4, patch)) is StopReason.EVALUATIONS
+            assert go(path, plan(), pool_of(cluster, 4, patch)) is StopReason.EVALUATIONS
         return path
 
     return inject
@@ -88,7 +89,7 @@ def disk_full(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
         held = max(file.stat().st_size for file in folder.iterdir()) if any(folder.iterdir()) else 60_000
         resource.setrlimit(resource.RLIMIT_FSIZE, (held + 90_000, held + 90_000))
         try:
-            return go(path, Table(np.random.default_rng(seed)))
+            return go(path, plan(), Table(np.random.default_rng(seed)))
         except JournalError:
             return None
 
@@ -108,7 +109,7 @@ def torn(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
         if job.index == 17:
             os.kill(os.getpid(), signal.SIGKILL)  # the journal is not closed
 
-    assert forked(lambda: go(path, Table(rng, fault=die))) == -signal.SIGKILL
+    assert forked(lambda: go(path, plan(), Table(rng, fault=die))) == -signal.SIGKILL
     log = Path(f"{path}-wal")
     whole = log.read_bytes()
     keep = int(rng.integers(0, len(whole)))
@@ -121,7 +122,7 @@ def locked(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """A backup holds the file for half a second at a time."""
     path = folder / "j.sqlite"
     with pytest.raises(KeyboardInterrupt):
-        go(path, Table(np.random.default_rng(seed), die_after=2))
+        go(path, plan(), Table(np.random.default_rng(seed), die_after=2))
     stop = threading.Event()
 
     def hold() -> None:
@@ -134,7 +135,7 @@ def locked(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     holder = threading.Thread(target=hold)
     holder.start()
     try:
-        go(path, Table(np.random.default_rng(seed)), stop_after=6)
+        go(path, plan(), Table(np.random.default_rng(seed)), stop_after=6)
     finally:
         stop.set()
         holder.join()
@@ -148,7 +149,7 @@ def clock_back(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     back = mock.Mock(side_effect=lambda: 1.7e9 + (n := next(looks)) - 3600.0 * (n // 15))
     with mock.patch("tilewright.evolve.record.journal.time.time", back):
         with pytest.raises(KeyboardInterrupt):
-            go(path, Table(np.random.default_rng(seed), die_after=11))
+            go(path, plan(), Table(np.random.default_rng(seed), die_after=11))
         finish(path)
     assert next(looks) > 30, "it was set back twice"
     return path
@@ -158,7 +159,7 @@ def monotonic_clock(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """The machine is suspended for days between two looks at the clock."""
     path, days = folder / "j.sqlite", mock.Mock(side_effect=itertools.count(0.0, 86_400.0))
     with mock.patch("tilewright.evolve.campaign.loop.time.monotonic", days):
-        assert go(path, Table(np.random.default_rng(seed))) is StopReason.EVALUATIONS
+        assert go(path, plan(), Table(np.random.default_rng(seed))) is StopReason.EVALUATIONS
     return path
 
 
@@ -180,7 +181,7 @@ def mlflow_down(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """Nobody listens at the tracking address, from the first evaluation to the last."""
     path = folder / "j.sqlite"
     with pytest.raises(KeyboardInterrupt):
-        go(path, Table(np.random.default_rng(seed), die_after=0))
+        go(path, plan(), Table(np.random.default_rng(seed), die_after=0))
     with mirroring(path, "http://127.0.0.1:9") as mirror:
         finish(path, seed)
         assert mirror.lag() == len(content(path)["evaluations"]), "nothing was mirrored, and it is known"
@@ -191,7 +192,7 @@ def mirror_killed(folder: Path, seed: int, wanted: dict[str, Any]) -> Path:
     """The mirror dies at birth, again and again; it is revived a few times, and the campaign goes on."""
     path = folder / "j.sqlite"
     with pytest.raises(KeyboardInterrupt):
-        go(path, Table(np.random.default_rng(seed), die_after=0))
+        go(path, plan(), Table(np.random.default_rng(seed), die_after=0))
     stillborn = mock.patch.object(mirror_process, "mirror_command", return_value=["false"])
     with stillborn, mirroring(path, "x") as mirror:
         finish(path, seed)

@@ -70,7 +70,7 @@ def table_campaign(
     spaces = KnownSpaces(table.space_of)
     builders: dict[str, Callable[[], Proposer]] = {
         "parameters": lambda: ParameterProposer(archive, spaces),
-        "surrogate": lambda: SurrogateProposer(archive, spaces, records),
+        "surrogate": lambda: SurrogateProposer(spaces, records),
         "crossover": lambda: ParameterCrossover(archive, spaces),
     }
     searcher: Searcher = Portfolio([builders[name]() for name in setting.proposers])

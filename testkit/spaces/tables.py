@@ -9,8 +9,9 @@ import csv
 import gzip
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,26 @@ class Table:
         return Genome(self.kernel, self.space.sample(rng))
 
 
+class RecordedSpace(Space):
+    """A space in which ``rows`` [points, parameters], of value indices, are the only legal points."""
+
+    def __init__(
+        self, parameters: Mapping[str, Sequence[Value]], constraints: Mapping[str, str], rows: np.ndarray
+    ) -> None:
+        self._recorded = np.unique(rows, axis=0)
+        super().__init__(parameters, constraints)
+
+    def is_legal_row(self, row: np.ndarray) -> bool:
+        return bool(self.legal_rows(row[None])[0])
+
+    def legal_rows(self, rows: np.ndarray) -> np.ndarray:
+        return super().legal_rows(rows) & np.isin(self.codes(rows), self.codes(self._recorded))
+
+    @cached_property
+    def points(self) -> np.ndarray:
+        return self._recorded[self.legal_rows(self._recorded)]
+
+
 def read_table(description: Path) -> Table:
     """Read ``NAME.json`` and the ``NAME.csv.gz`` beside it."""
     record = json.loads(description.read_text())
@@ -74,7 +95,7 @@ def read_table(description: Path) -> Table:
     except SpaceError:  # a constraint in a form that kernels here may not use: the rows alone decide
         constraints, agrees = {}, False
     if not agrees:
-        space = Space(parameters, constraints, members=rows)
+        space = RecordedSpace(parameters, constraints, rows)
     codes = space.codes(rows)
     order = np.argsort(codes)
     name = record.get("name", description.stem)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from testkit.faults.campaigns import Table, content, go
+from testkit.faults.campaigns import Table
 from testkit.faults.cluster import NEVER, Cluster, pool_of
 from testkit.faults.kinds import FAULTS, differences
+from testkit.toy_campaign import content, go, plan
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.space.genome import Genome
 from tilewright.workers.cluster.jobs import Job
@@ -14,7 +15,7 @@ from tilewright.workers.cluster.jobs import Job
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory):
     path = tmp_path_factory.mktemp("unbroken") / "j.sqlite"
-    assert go(path, Table(np.random.default_rng(0))) is StopReason.EVALUATIONS
+    assert go(path, plan(), Table(np.random.default_rng(0))) is StopReason.EVALUATIONS
     found = content(path)
     verdicts = {e["verdict"] for e in found["evaluations"].values()}
     assert verdicts == {"ok", "incorrect", "duplicate"}, "a campaign that everything happens in"

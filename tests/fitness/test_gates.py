@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testkit import taken
 from tilewright.fitness.gates import agreement, failure, ill_formed, read_gates, snr_db
 from tilewright.seeds.operator import AgreementGate, BitExactGate, SnrGate, TensorSpec
 
@@ -175,3 +177,18 @@ def test_a_share_too_small_is_said_with_its_bar():
     gate = AgreementGate("some", "mx", ("c",), 0.9)
     readings = read_gates((gate,), {"c": half}, {"mx": {"c": wanted}}, "randn")
     assert failure(readings, (gate,)).endswith("at least 90.00% must") and readings[0].bar is None
+
+
+def test_codes_beside_ties_may_be_those_of_float32():
+    operator = taken.operator("int8 codes")
+    workload = operator.suites["small"].check[0]
+    inputs = operator.make_inputs(workload, 2, "usual")
+    x, answers = inputs["x"].astype(np.float32), operator.oracle(workload, inputs)
+    scale = np.maximum(np.abs(x).max(1), np.float32(1e-10)) / np.float32(127)
+    value = x / scale[:, None]
+    half = np.where(value < 0, np.float32(-0.5), np.float32(0.5))
+    for codes, passes in ((np.trunc(value + half), True), (np.floor(value + np.float32(0.5)), False)):
+        readings = read_gates(operator.gates, {"o0": codes.astype(np.int8), "o1": scale}, answers, "usual")
+        assert all(reading.passed for reading in readings) is passes
+        plain = [dataclasses.replace(gate, either="") for gate in operator.gates[:1]]
+        assert not read_gates(plain, {"o0": codes.astype(np.int8)}, answers, "usual")[0].passed

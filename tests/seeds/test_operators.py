@@ -94,7 +94,7 @@ def agrees(operator, workload, known, least=1.0):
             found = oracle[reference][output][np.ix_(*sample.where[output])]
             assert found.shape == wanted.shape
             if wanted.dtype == np.float64 or reference == "usual":
-                digits = 1e-12 if wanted.dtype == np.float64 else 1e-5
+                digits = 1e-5 if reference == "usual" else 1e-12
                 assert np.allclose(found, wanted, rtol=digits), (reference, output)
             else:
                 same = found.view(f"u{found.itemsize}") == np.ascontiguousarray(wanted).view(

@@ -273,7 +273,9 @@ class CompileStage:
             return Failure(Verdict.INFRA_ERROR, f"{workload.id}: another module is compiled than was checked")
         operands = [spec.name for spec in request.inputs(workload)]
         results = [spec.name for spec in request.operator.outputs(workload)]
-        beside = request.operator.beside if isinstance(request.operator, BesideKernels) else frozenset()
+        beside = _beside(request)
+        if workload not in request.measured and structure.timed_alone(beside):
+            beside |= {structure.ALONE + facts.around}  # no time is taken there
         if (reason := structure.objection(facts, operands, results, beside)) is not None:
             return Failure(Verdict.IMPLAUSIBLE, reason)
         products = score.product_flops(request.operator, workload)
@@ -344,6 +346,10 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     return dealt_kinds(request, position)
 
 
+def _beside(request: Request) -> frozenset[str]:
+    return request.operator.beside if isinstance(request.operator, BesideKernels) else frozenset()
+
+
 def _compile_job(request: Request, found: Findings, wanted: Sequence[str], delays: bool) -> Frame:
     checked = (w for w in request.checked if w not in request.measured and w.id not in found.facts)
     order = [*request.measured, *checked]
@@ -358,6 +364,7 @@ def _compile_job(request: Request, found: Findings, wanted: Sequence[str], delay
     data = {
         "topology": request.target.chip.topology,
         "workloads": workloads,
+        "alone": structure.timed_alone(_beside(request)),
         "delays": delays,
         "facts_only": [w.id for w in order if w.id not in wanted],
     }

@@ -55,7 +55,6 @@ class ChildLimits:
     file_bytes: int = 2 << 30
     result_bytes: int = 512 << 20
     log_bytes: int = 16 << 20
-    kept_log_bytes: int = 16 << 10
 
 
 @contextlib.contextmanager
@@ -96,13 +95,18 @@ def run_child(
     Raises OSError when no process can be started.
     """
     began = time.monotonic()
+    resources = {
+        "memory_bytes": ADDRESS_FACTOR * limits.memory_bytes,
+        "cpu_seconds": limits.cpu_seconds or int(4 * limits.wall_seconds) + 1,
+        "file_bytes": limits.file_bytes,
+    }
     with Pipes() as pipes:
         process = (launcher or Spawn()).start(
-            _confinement(limits), folder, environment(folder, extra_environment or {}), pipes.theirs
+            {"limits": resources}, folder, environment(folder, extra_environment or {}), pipes.theirs
         )
         pipes.close_theirs()
         reader = FrameReader(limits.result_bytes)
-        sizes = ByteLimits(limits.result_bytes, limits.log_bytes, limits.kept_log_bytes)
+        sizes = ByteLimits(limits.result_bytes, limits.log_bytes)
         with Drain(
             pipes.stdin, (pipes.stdout, pipes.stderr), pipes.result, encode(job), reader, sizes,
             on_frame, on_sent=lambda: pipes.close(pipes.stdin),
@@ -119,15 +123,6 @@ def run_child(
         ending, detail, killed_by = Ending.CRASHED, _last_line(ended, drain.log), ended.signal
     log = drain.log.decode(errors="replace")
     return ChildOutcome(ending, drain.frames, detail, killed_by, log, time.monotonic() - began, spent)
-
-
-def _confinement(limits: ChildLimits) -> dict[str, object]:
-    resources = {
-        "memory_bytes": ADDRESS_FACTOR * limits.memory_bytes,
-        "cpu_seconds": limits.cpu_seconds or int(4 * limits.wall_seconds) + 1,
-        "file_bytes": limits.file_bytes,
-    }
-    return {"limits": resources}
 
 
 class Pipes:

@@ -30,8 +30,8 @@ START_SECONDS = 90.0
 PING_SECONDS = 20.0
 """How long an idle child may take to answer that it lives."""
 
-UNLIMITED = 1 << 46
-"""Address space, bytes: a GPU's driver reserves terabytes of it."""
+ADDRESS_BYTES = 1 << 46
+"""Address space: a GPU's driver reserves terabytes of it."""
 
 LAUNCHER = Spawn()
 
@@ -51,7 +51,6 @@ class SessionConfig:
     shared: tuple[Path, ...] = ()
     readable: tuple[Path, ...] = ()
     devices: tuple[Path, ...] = ()
-    memory_bytes: int = UNLIMITED
     spare: bool = False
     scratch: Path | None = None
     """Where the child's own folder is made; None for the machine's place for temporary files."""
@@ -257,7 +256,7 @@ class SessionPool:
 
 def _config(config: SessionConfig) -> dict[str, object]:
     limits = {
-        "memory_bytes": config.memory_bytes,
+        "memory_bytes": ADDRESS_BYTES,
         "cpu_seconds": 1 << 20,
         "file_bytes": 2 << 30,
         "open_files": 4096,

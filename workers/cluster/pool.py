@@ -56,11 +56,6 @@ class Pool(Evaluator, Protocol):
     """An evaluator with its workers. ``start`` before use, ``close`` after; not safe for several threads."""
 
     @property
-    def retried(self) -> int:
-        """Times that jobs were tried again after an infrastructure fault."""
-        ...
-
-    @property
     def thread_cpu_seconds(self) -> float:
         """CPU seconds of this process that evaluations have counted as theirs."""
         ...

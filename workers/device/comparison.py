@@ -238,15 +238,6 @@ def reference_shapes(operator: Operator, suite: Suite) -> list[Workload]:
     return [ranked[round(n * (len(ranked) - 1) / max(1, count - 1))] for n in range(count)]
 
 
-def scale_of(device: str, ratio: Ratio) -> DeviceRatio:
-    """The scale of a device from the reference's ratio; the first's is 1 without error."""
-    if ratio.low == ratio.high:
-        return DeviceRatio(device, ratio.value)
-    return DeviceRatio(
-        device, ratio.value, math.hypot(math.log(ratio.high / ratio.low) / (2 * NORMAL_95), CARRIED)
-    )
-
-
 def in_service(
     answers: Sequence[tuple[Handle, str, Comparison]], reference: str, farthest: float = FARTHEST
 ) -> tuple[list[Handle], dict[str, DeviceRatio]]:
@@ -267,5 +258,7 @@ def in_service(
             log.warning("device %s is left out: %.3f times the first device's times", device, ratio.value)
             continue
         kept.append(handle)
-        scales[device] = scale_of(device, ratio)
+        error = math.hypot(math.log(ratio.high / ratio.low) / (2 * NORMAL_95), CARRIED)
+        # the first's is 1 without error
+        scales[device] = DeviceRatio(device, ratio.value, error if ratio.low < ratio.high else 0.0)
     return kept, scales if len(kept) > 1 else {}

@@ -38,6 +38,9 @@ from tilewright.workers.intake.calls.sizes import size_of
 from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound_of, draws, least_of, within
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
+NARROW = "in float32"
+"""Name of the codes that a reference finds there."""
+
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
     "signed": frozenset(["sided", "shifted", "usual", *ROWS["signed"]]),
@@ -106,6 +109,25 @@ def operand_row(operand: Operand) -> list[Any]:
     """An operand as a child tells it: its fields, in their order."""
     row = [getattr(operand, field.name) for field in dataclasses.fields(operand)]
     return [list(value) if isinstance(value, tuple) else value for value in row]
+
+
+SMALLER = 1 / 8
+"""Of floats that a call says nothing of, where the kernel's answers to ordinary ones are no numbers: a recurrence over
+hundreds of steps, or an inverse, grows beyond what a type holds."""
+
+
+def with_smaller(operands: Sequence[Operand]) -> tuple[list[Operand], str]:
+    """The operands with such floats ``SMALLER``, and what to say of them; empty where there are none."""
+    usual = [
+        o.name for o in operands if is_float(o.dtype) and o.size == 1.0 and o.least is None and not o.form
+    ]
+    made = [dataclasses.replace(o, size=SMALLER) if o.name in usual else o for o in operands]
+    if not usual:
+        return made, ""
+    return (
+        made,
+        f"drawn times {SMALLER}, as the kernel's answers to larger ones are no numbers: {', '.join(usual)}",
+    )
 
 
 @dataclass(frozen=True)
@@ -200,7 +222,11 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
-                found.append(AgreementGate(result.name, result.name, (result.name,), least, leans=leans))
+                either = NARROW if self.precision == "float64" and not self.answered_apart else ""
+                gate = AgreementGate(
+                    result.name, result.name, (result.name,), least, leans=leans, either=either
+                )
+                found.append(gate)
             elif is_float(result.dtype):
                 bounds = (result.min_db, result.worst)
                 lean = max(LEAN, result.leans) if result.dtype in ("bfloat16", "float16") else None
@@ -226,8 +252,17 @@ class TakenOperator:
         return known_values(self.operands, workload.dims)
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
-        found = self.answers(inputs)
-        return {result.name: {result.name: found[result.name]} for result in self.results}
+        return self._references(inputs)
+
+    def _references(
+        self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None
+    ) -> dict[str, Arrays]:
+        """Each result by its own name, and codes of the reference in float32."""
+        found = {name: {name: answer} for name, answer in self.answers(inputs, at).items()}
+        if codes := [g.reference for g in self.gates if isinstance(g, AgreementGate) and g.either]:
+            other = dataclasses.replace(self, precision="float32").answers(inputs, at)
+            found[NARROW] = {name: other[name] for name in codes}
+        return found
 
     def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
         """What the reference says, each as float64 or in the result's own bits; ``at``: at these indices alone."""
@@ -283,7 +318,9 @@ class SampledOperator(TakenOperator):
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``elements`` may be those of a device: then the reference runs there."""
         dims = workload.dims
-        picks = self._picks(workload, rng)
+        # along the axes that the reference treats by themselves, the first place and the last among them
+        sizes = {name: workload.dims[name] for name in self.independent}
+        picks = {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
 
         def axes(shape: Sequence[int | str]) -> list[np.ndarray]:
             return [picks[n] if n in picks else np.arange(size_of(n, dims)) for n in shape]
@@ -293,13 +330,8 @@ class SampledOperator(TakenOperator):
             given = axes(result.shape)
             at[result.name] = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
-        answers = self.answers({o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}, at)
-        return Sample(where, {name: {name: found} for name, found in answers.items()})
-
-    def _picks(self, workload: Workload, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Places along the axes that the reference treats by themselves, the first and the last among them."""
-        sizes = {name: workload.dims[name] for name in self.independent}
-        return {n: np.unique([0, *spread_picks(s, SAMPLED, rng), s - 1]) for n, s in sizes.items()}
+        inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
+        return Sample(where, self._references(inputs, at))
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """See ``seeds.sampled.Heavy``: this operator and its shape."""

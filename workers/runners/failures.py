@@ -11,6 +11,7 @@ MAX_MESSAGE = 4000
 _PLACE = re.compile(r"at \d+:\d+:")
 """How the text of Triton's errors begins."""
 
+_RAISED = re.compile(r"^\s*([A-Z]\w*): (.+)", re.M)
 _DEEPEST = 20
 """Causes of causes that are followed."""
 
@@ -21,8 +22,10 @@ def describe(error: BaseException) -> dict[str, str]:
         message = _message(error)
     except Exception:  # noqa: BLE001 - an exception class may be the candidate's
         message = "(no message)"
-    trace = "".join(traceback.format_exception(error)[-6:])
-    return {"type": type(error).__name__, "message": message[:MAX_MESSAGE], "trace": trace[-MAX_MESSAGE:]}
+    trace, kind = "".join(traceback.format_exception(error)[-6:]), type(error).__name__
+    if "CpuCallback" in message:  # JAX's interpreter: what was raised in Python stands at the end
+        kind, message = [(kind, message), *_RAISED.findall(message)][-1]
+    return {"type": kind, "message": message[:MAX_MESSAGE], "trace": trace[-MAX_MESSAGE:]}
 
 
 def _message(error: BaseException) -> str:

@@ -167,10 +167,6 @@ def parameters(function: cst.FunctionDef) -> list[cst.Param]:
     return [*function.params.posonly_params, *function.params.params]
 
 
-def keyword_parameters(function: cst.FunctionDef) -> list[cst.Param]:
-    return list(function.params.kwonly_params)
-
-
 def resolve(kernel: KernelSource, expression: cst.BaseExpression) -> cst.BaseExpression:
     """Follow a name to the one expression assigned to it in an enclosing function or at module level."""
     seen: set[str] = set()

@@ -1,20 +1,19 @@
 """The belief of a campaign about points it has not tried: two Gaussian processes, one with longer length scales.
 
 Few points fit many length scales, and a search that trusts one fit stays in the valley where it was made. So each
-process counts for half of what is expected of a point. Failures have no fitness: a forest learns where they lie.
+process counts for half of what is expected of a point. Failures have no fitness: a point fails as its neighbours do.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import erfcx
 
-from tilewright.evolve.proposers.surrogate.features import Encoder
+from tilewright.evolve.proposers.surrogate.features import Encoder, neighbour_means
 from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
-from tilewright.evolve.proposers.surrogate.trees import Forest
 from tilewright.evolve.space.space import Rows
 
 FIRST_ROUNDS = 6
@@ -23,10 +22,8 @@ LATER_ROUNDS = 2
 STRETCHES = (1.0, 2.0)
 """Length scales of each process, as multiples of those that were fitted."""
 
-FAILURE_TREES = 20
-
 FAILURE_PRIOR = 6.0
-"""Weight of the trees' feasibility against one vote of the overall success rate."""
+"""Weight of what the neighbours say of feasibility against one vote of the overall success rate."""
 
 LEAST_FEASIBLE = 0.02
 
@@ -39,8 +36,8 @@ MOST_TUNED = 120
 MOST_SPARE = 240
 """Points the process takes in between two refits, at most."""
 
-MOST_SPLIT = 200
-"""Points the trees learn failures from, at most, chosen alike."""
+MOST_VOTES = 200
+"""Points that say where failures lie, at most, chosen alike."""
 
 KNEE = 2.0
 """Loss beyond which a point counts as merely bad, as a multiple of the median loss."""
@@ -87,7 +84,7 @@ class Model:
         self._process = GaussianProcess(self._encoder.groups, self._encoder.derived)
         self._tuned = False
 
-    def learn(self, seed: int, spare: int) -> None:
+    def learn(self, spare: int) -> None:
         """Refit to the records as they are now; ``spare`` observations may follow before the next refit."""
         targets = self._targets()
         ok = ~np.isnan(targets)
@@ -95,18 +92,15 @@ class Model:
         warped = self._warp(targets)
         age = np.concatenate([[c.index for c in r.candidates] or [-1] * len(r.rows) for r in self._all])
         self._learn_process(warped, age, spare)
-        self._failures = None
-        if not ok.all():
-            kept = _chosen(np.where(ok, warped, -np.inf), age, MOST_SPLIT)
-            split = self._encoded(self._encoder.split, kept)
-            self._failures = Forest(split, ok[kept].astype(float), FAILURE_TREES, seed, bootstrap=False)
+        kept = _chosen(np.where(ok, warped, -np.inf), age, MOST_VOTES)
+        self._votes = None if ok.all() else (self._encoded(kept), ok[kept].astype(float))
         self._success_rate = float(ok.mean())
         self._best = 0.0
         self._feasible = np.zeros(0)
 
     def _learn_process(self, warped: np.ndarray, age: np.ndarray, spare: int) -> None:
         chosen = _chosen(warped, age, MOST_POINTS)
-        smooth, targets = self._encoded(self._encoder.smooth, chosen), warped[chosen]
+        smooth, targets = self._encoded(chosen), warped[chosen]
         tuned = _chosen(targets, age[chosen], MOST_TUNED)
         rounds = LATER_ROUNDS if self._tuned else FIRST_ROUNDS
         self._process.tune(smooth[tuned], targets[tuned], rounds)
@@ -127,7 +121,7 @@ class Model:
             smooth = self._encoder.smooth(source, rows)
             for posterior in self._posteriors:
                 posterior.add_pool(smooth)
-            self._feasible = np.concatenate([self._feasible, self._probability_of_success(source, rows)])
+            self._feasible = np.concatenate([self._feasible, self._probability_of_success(smooth)])
 
     def observe(self, places: Sequence[int], targets: Sequence[float]) -> None:
         """What became of some points of the pool, as log fitness; failures wait for the next refit."""
@@ -148,10 +142,10 @@ class Model:
         gains = [log_improvement(mean, doubt * spread, self._best) for mean, spread in beliefs]
         return np.logaddexp.reduce(gains) - math.log(len(gains)) + np.log(self._feasible)
 
-    def _probability_of_success(self, source: int, rows: Rows) -> np.ndarray:
-        if self._failures is None:
-            return np.ones(len(rows))
-        votes = self._failures.predict(self._encoder.split(source, rows))
+    def _probability_of_success(self, points: np.ndarray) -> np.ndarray:
+        if self._votes is None:
+            return np.ones(len(points))
+        votes = neighbour_means(*self._votes, points)
         blended = (FAILURE_PRIOR * votes + self._success_rate) / (FAILURE_PRIOR + 1.0)
         return np.clip(blended, LEAST_FEASIBLE, 1.0)
 
@@ -161,14 +155,14 @@ class Model:
         parts = [np.array(r.targets, dtype=float) + (best if r.earlier else 0.0) for r in self._all]
         return np.concatenate(parts)
 
-    def _encoded(self, encode: Callable[[int, Rows], np.ndarray], places: np.ndarray) -> np.ndarray:
+    def _encoded(self, places: np.ndarray) -> np.ndarray:
         """Columns of the records at these ascending places among those of all sources."""
         parts, start = [], 0
         for k, records in enumerate(self._all):
             mine = places[(places >= start) & (places < start + len(records.rows))] - start
             start += len(records.rows)
             if len(mine):
-                parts.append(encode(k, np.array([records.rows[i] for i in mine])))
+                parts.append(self._encoder.smooth(k, np.array([records.rows[i] for i in mine])))
         return np.concatenate(parts)
 
 

@@ -15,13 +15,11 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, first_new
 from tilewright.evolve.proposers.surrogate.model import Model
 from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords, misleads
 from tilewright.evolve.proposers.surrogate.view import View, codes_of
-from tilewright.evolve.record.archive import Archive
-from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
-from tilewright.evolve.space.genome import Genome
+from tilewright.evolve.record.history import Candidate, History, MutationKind, Proposal
 from tilewright.evolve.space.space import Rows, Space
 
 FIRST_POINTS = 6
@@ -69,13 +67,10 @@ class SurrogateProposer:
     name = "surrogate"
     kind = MutationKind.PARAMETER
 
-    def __init__(
-        self, archive: Archive, spaces: SpaceOf | KnownSpaces, earlier: Sequence[SourceRecords] = ()
-    ) -> None:
+    def __init__(self, spaces: KnownSpaces, earlier: Sequence[SourceRecords] = ()) -> None:
         """``earlier`` are records of other campaigns, for the model to start from until they prove to mislead."""
-        self._archive = archive
         self._earlier = earlier
-        self._spaces = KnownSpaces.of(spaces)
+        self._spaces = spaces
         self._records = Records(self._spaces)
         self._view: View | None = None
         self._least_successes = 1 if earlier else LEAST_SUCCESSES
@@ -111,10 +106,10 @@ class SurrogateProposer:
         genome = candidate.genome
         self._pending[candidate.index] = candidate
         self._proposed_after.append(candidate.seen)
-        point = self._spaces.point(genome)
-        if point is None:
+        space, row = self._spaces[genome.source], self._spaces.row(genome)
+        if space is None or row is None:
             return
-        code = point[1]
+        code = codes_of(space, row[None])[0]
         self._proposed.setdefault(genome.source, set()).add(code)
         if self._view is not None:
             self._view.strike(genome.source, code)
@@ -162,7 +157,7 @@ class SurrogateProposer:
         self._next_fit = count + _interval(count)
         self._next_look = count + _patience(count)
         latest = self._records.order[-1][0].candidates[-1]
-        model.learn(seed=count, spare=self._next_fit - count)
+        model.learn(spare=self._next_fit - count)
         rng = np.random.default_rng([count, int(latest.genome.id[:8], 16)])
         self._view = View(model, self._proposed, rng, count // _patience(count))
 
@@ -209,10 +204,9 @@ class SurrogateProposer:
             space = self._spaces[source]
             if space is None:
                 continue
-            for row in _first_points(space, tried[source], rng):
-                proposal = self._offer(history, tried[source], space, row)
-                if proposal is not None:
-                    return proposal
+            rows = _first_points(space, tried[source], rng)
+            if (proposal := first_new(history, tried[source], space, rows, self.name)) is not None:
+                return proposal
         return None
 
     # -- with a model ----------------------------------------------------------------------------
@@ -222,7 +216,7 @@ class SurrogateProposer:
         with self._one_thread() if waiting else nullcontext():
             while (best := view.best(waiting)) is not None:
                 records, row, parent = best
-                proposal = self._offer(history, parent, records.space, row)
+                proposal = first_new(history, parent, records.space, [row], self.name)
                 if proposal is not None:
                     return proposal
                 view.strike(records.source, codes_of(records.space, row[None])[0])
@@ -239,14 +233,6 @@ class SurrogateProposer:
             rows = [self._spaces.row(genome) for genome in mine]
             waiting += [(k, row) for row in rows if row is not None]
         return waiting
-
-    def _offer(self, history: History, parent: Candidate, space: Space, row: Rows) -> Proposal | None:
-        genome = Genome(parent.genome.source, space.decode(row))
-        if genome.id in history:
-            return None
-        self._spaces.remember(genome, row.copy())
-        detail = changes(parent.genome.params, genome.params)
-        return Proposal(genome, (parent.genome.id,), Mutation(self.kind, self.name, detail))
 
 
 def _interval(count: int) -> int:

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.evolve.proposers.surrogate.features import Encoder
+from tilewright.evolve.proposers.surrogate.features import Encoder, neighbour_means
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces
-from tilewright.evolve.proposers.surrogate.trees import Forest
 from tilewright.evolve.record.history import Candidate, History
 from tilewright.evolve.space.space import Rows, Space
 from tilewright.fitness.evaluation import Evaluation, Verdict
@@ -106,11 +105,9 @@ tell apart: points that right records led to are good without exception."""
 LEAST_CORRELATION = 0.1
 """Rank correlation of what was foretold with what came; below it, an earlier campaign misleads."""
 
-_TREES = 25
-
 
 def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
-    """Whether trees that know only the earlier records rank the own ones no better than chance.
+    """Whether the earlier records alone rank the own ones, by their neighbours, no better than chance.
 
     Records of one source alone are compared: what another source's parameters do is another matter.
     """
@@ -121,13 +118,12 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     if came.std() < max(LEAST_SPREAD, LEAST_SHARE * before.std()):
         return False
     encoder = Encoder([earlier.space])
-    known = encoder.split(0, np.array(earlier.rows))
     rows = [earlier.space.legal_row(own.space.decode(row)) for row in own.rows]
     both = [k for k, row in enumerate(rows) if row is not None]
     if len(both) < LEAST_RECORDS:
         return False
-    forest = Forest(known, before, _TREES, seed=len(earlier.rows), bootstrap=True)
-    predictions = forest.predict(encoder.split(0, np.array([rows[k] for k in both])))
+    known, asked = (encoder.smooth(0, np.array(r)) for r in (earlier.rows, [rows[k] for k in both]))
+    predictions = neighbour_means(known, before, asked)
     ranks = [_ranks(np.round(values, 9)) for values in (predictions, came[both])]
     foretold, found = (rank - rank.mean() for rank in ranks)
     scale = math.sqrt(float(foretold @ foretold) * float(found @ found))

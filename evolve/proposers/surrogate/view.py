@@ -44,7 +44,8 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
     for k, records in enumerate(sources):
         space, rows = records.space, [np.zeros((0, len(records.space.names)), dtype=np.int16)]
         mine = [records.rows[i] for owner, i in best if owner == k]
-        local = bool(mine) and _stays_near(records)
+        live = sum(len(values) > 1 for values in space.parameters.values())
+        local = bool(mine) and bool(space.defaults) and len(records.rows) < LOCAL_RECORDS * live
         if not local and space.points is not None and len(space.points) <= WHOLE * shares[k]:
             rows.append(space.points)
         else:
@@ -54,11 +55,6 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
             rows += [space.neighbour_rows(records.rows[i], steps=None) for o, i in best[:TOP] if o == k]
         pool.append((k, np.concatenate(rows)))
     return pool
-
-
-def _stays_near(records: SourceRecords) -> bool:
-    live = sum(len(values) > 1 for values in records.space.parameters.values())
-    return bool(records.space.defaults) and len(records.rows) < LOCAL_RECORDS * live
 
 
 def ranked(sources: Sequence[SourceRecords]) -> list[tuple[float, int, int]]:

@@ -132,8 +132,7 @@ def main() -> int:
                 out.flush()
                 if not found["good"]:
                     words = [str(found[key]) for key in ("part", "operator", "name", "said")]
-                    sys.stdout.write(f"{' '.join(words)[:400]}\n")
-                    sys.stdout.flush()
+                    sys.stdout.write(" ".join(words)[:400] + "\n")
     for part, good in totals.items():
         sys.stdout.write(f"{part}: {sum(good)} of {len(good)} as they should be\n")
     return 0 if all(all(good) for good in totals.values()) else 1

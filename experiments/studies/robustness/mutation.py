@@ -43,17 +43,10 @@ from experiments.studies.robustness.mutation_equal import why_equal
 ROOT = Path(__file__).parents[3]
 PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis")
 OURS = ("tilewright.", "testkit.", "tests.")
-QUICK = (
-    "-x",
-    "-q",
-    "-o",
-    "addopts=--import-mode=importlib",
-    "-m",
-    "not slow and not gpu",
-    "-p",
-    "no:cacheprovider",
-    "-W",
-    "ignore",
+QUICK = tuple(
+    shlex.split(
+        "-x -q -W ignore -p no:cacheprovider -m 'not slow and not gpu' -o addopts=--import-mode=importlib"
+    )
 )
 
 
@@ -72,14 +65,7 @@ DIALECT = (
 _OF_FITNESS = (
     "intervals", "race", "tpu/structure", "evaluation", "score", "tpu/simulation", "tpu/time_model", "targets", "isa",
 )  # fmt: skip
-_OF_STAGES = (
-    "measured_stages",
-    "modelled_stages",
-    "verify_shapes",
-    "drawn_shapes",
-    "modelled",
-    "base",
-)
+_OF_STAGES = ("measured_stages", "modelled_stages", "verify_shapes", "drawn_shapes", "modelled", "base")
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
     "fitness/elements.py": (*GATES, FROZEN),

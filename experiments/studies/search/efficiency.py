@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--proposers", nargs="*", choices=PROPOSERS, default=None)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--keep", type=Path, help="file of finished runs, which are not run again")
-    parser.add_argument("--out", type=Path, help="write PATH.md, PATH.csv and PATH.png")
+    parser.add_argument("--out", type=Path, help="write PATH.md and PATH.csv")
     options = parser.parse_args(arguments)
     names = options.only or [table.name for table in read_tables(options.spaces)]
     proposers = tuple(options.proposers or Setting.proposers)

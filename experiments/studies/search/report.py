@@ -1,4 +1,4 @@
-"""What the search benchmark found: a page, a table of runs and a picture, beside the peers' figures."""
+"""What the search benchmark found: a page and a table of runs, beside the peers' figures."""
 
 import csv
 import datetime
@@ -103,7 +103,7 @@ def _noise_lines(runs: Sequence[Run], setting: Setting) -> list[str]:
 
 
 def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str) -> None:
-    """Write PATH.md, PATH.csv (one row per run) and PATH.png."""
+    """Write PATH.md and PATH.csv (one row per run)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "scipy"))
     page = [
@@ -113,8 +113,6 @@ def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str
         f"{datetime.date.today().isoformat()}, Python {platform.python_version()}, {libraries}.",
         "",
         describe(runs, setting),
-        f"![score against evaluations]({path.name}.png)",
-        "",
         "Peers: medians recorded with the tables, same rules (unique legal configurations, failures included).",
     ]
     path.with_suffix(".md").write_text("\n".join(page) + "\n")
@@ -126,36 +124,3 @@ def write_report(path: Path, runs: Sequence[Run], setting: Setting, command: str
             scores = [f"{run.curve[mark - 1]:.5f}" for mark in marks]
             tail = [f"{run.handed:.5f}", digest(run)]
             writer.writerow([run.space, run.seed, *scores, *tail])
-    _draw(path.with_suffix(".png"), runs)
-
-
-def _draw(path: Path, runs: Sequence[Run]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = list(dict.fromkeys(run.space for run in runs))
-    columns = min(len(names), 4)
-    figure, axes = plt.subplots(
-        -(-len(names) // columns),
-        columns,
-        figsize=(4 * columns, 3.4 * -(-len(names) // columns)),
-        squeeze=False,
-    )
-    for axis, name in zip(axes.flat, names, strict=False):
-        curves = np.array([run.curve for run in runs if run.space == name])
-        evaluations = np.arange(1, curves.shape[1] + 1)
-        low, middle, high = np.quantile(curves, [0.25, 0.5, 0.75], axis=0)
-        axis.plot(evaluations, middle, color="tab:blue", label="tilewright (median, quartiles)")
-        axis.fill_between(evaluations, low, high, color="tab:blue", alpha=0.2)
-        for number, (peer, figures) in enumerate(PEERS.items()):
-            if name in figures:
-                axis.plot(MARKS, figures[name], marker="o", ms=3, lw=0.8, color=f"C{number + 1}", label=peer)
-        axis.set(title=name, xlabel="evaluations", ylabel="optimum / best (measured times)", xscale="log")
-        axis.set_xlim(10, curves.shape[1])
-        axis.set_ylim(max(0.0, float(np.min(middle[9:])) - 0.1), 1.01)
-    axes.flat[0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -1,12 +1,13 @@
 """The loop: never more than ``lag`` in flight, deterministic by seed, resumable from any instant."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 
 from testkit.evaluations import failed
-from testkit.faults.campaigns import Table
+from testkit.faults.campaigns import Table, answer
 from testkit.spaces.campaigns import Nowhere
 from testkit.toy_campaign import Nothing, ShuffledEvaluator, Walk, content, go, judge, plan
 from tilewright.evolve.campaign import loop
@@ -38,16 +39,26 @@ def test_duplicates_are_free_up_to_the_budget_in_any_order_of_arrival(tmp_path):
     assert 0 < duplicates <= 30 and len(verdicts) - duplicates == 30
 
 
+def test_duplicates_alone_end_a_campaign_as_a_resumed_one(tmp_path):
+    changes = {"verdict": Verdict.DUPLICATE, "fitness": None, "workloads": (), "reason": "known"}
+    known = lambda job: answer(job).model_copy(update=changes) if job.index > 4 else None  # noqa: E731
+    for die_after in (9, None):
+        evaluator = Table(np.random.default_rng(0), die_after, fault=known)
+        with contextlib.suppress(KeyboardInterrupt):
+            assert go(tmp_path / "j", plan(evaluations=60), evaluator) is StopReason.DUPLICATES
+    assert len(content(tmp_path / "j")["evaluations"]) == 5 + loop.DUPLICATES_LIMIT + plan().lag - 1
+
+
 @pytest.mark.parametrize("order", list(Order))
 @pytest.mark.parametrize("kills", [(0,), (29,), (1, 3, 3)])
 def test_a_killed_campaign_ends_as_an_unbroken_one(tmp_path, order, kills):
     """In index order the end is that of any unbroken run; in arrival order nothing is lost or repeated."""
     path, rng = tmp_path / "killed", np.random.default_rng(5)
-    for number, die_after in enumerate(kills):
+    for die_after in kills:
         with pytest.raises(KeyboardInterrupt):
-            go(path, plan(order=order), ShuffledEvaluator(rng, die_after), create=number == 0)
+            go(path, plan(order=order), ShuffledEvaluator(rng, die_after))
     submitted = ShuffledEvaluator(rng)
-    assert go(path, plan(order=order), submitted, create=False) is StopReason.EVALUATIONS
+    assert go(path, plan(order=order), submitted) is StopReason.EVALUATIONS
     killed = content(path)
     assert len(killed["candidates"]) == len(killed["evaluations"]) == 30
     assert submitted.finished == 30 - sum(kills)

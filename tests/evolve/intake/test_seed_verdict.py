@@ -13,7 +13,7 @@ from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder, seed_verdict, tune
-from tilewright.evolve.intake.seed_verdict import NOISE, _settled, run_settled, seed_failure
+from tilewright.evolve.intake.seed_verdict import NOISE, _made_smaller, _settled, run_settled, seed_failure
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.elements import INEXACT
@@ -24,7 +24,14 @@ from tilewright.seeds.sampled import kind_tables, normal_table
 from tilewright.workers.device.warm_device import device_for
 from tilewright.workers.intake.calls.dtypes import numpy_dtype
 from tilewright.workers.intake.judge.inputs import draws
-from tilewright.workers.intake.operator import Operand, Result, SampledOperator, TakenOperator
+from tilewright.workers.intake.operator import (
+    SMALLER,
+    Operand,
+    Result,
+    SampledOperator,
+    TakenOperator,
+    operand_row,
+)
 
 pytest.importorskip("triton")
 TARGET = load_target("interpreter")
@@ -115,6 +122,15 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     failed = GateReading(gate="o0", inputs=inputs, value=70.0, passed=False, detail=detail)
     assert _settled(answer, failed, TARGET) == (kinds is not None) == bool(answer["notes"])
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
+
+
+def test_inputs_are_made_smaller_once_where_answers_are_no_numbers():
+    operands = [Operand("x", "bfloat16", ("M",)), Operand("i", "int32", ("M",), below=4)]
+    answer = {"notes": [], "operands": [operand_row(o) for o in operands]}
+    timed = GateReading(gate="o0", inputs="timed calls at 4096", value=None, passed=False)
+    assert not _made_smaller(answer, timed.model_copy(update={"value": 40.0}))
+    assert _made_smaller(answer, timed) and not _made_smaller(answer, timed)
+    assert [row[5] for row in answer["operands"]] == [SMALLER, 1.0] and answer["notes"][0].endswith(": x")
 
 
 def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may_not_hide_behind_it():

@@ -133,6 +133,15 @@ def test_a_default_that_only_the_originals_file_has_moves_no_other_argument(tmp_
     path.write_text("SCALE = 2\n\n\ndef f(x, scale=SCALE, bias=None, *, mode=SCALE):\n    return x\n")
     forwarded = signature_of(path, "f", parse("f32[8]")).forwarded()
     assert forwarded == 'x, bias=bias, **tilewright_given({"scale": scale, "mode": mode})'
+    path.write_text(
+        "class F:\n    @staticmethod\n    def forward(ctx, x, scale=SCALE, bias=None):\n        return x, scale, bias\n"
+        "    @classmethod\n    def apply(cls, *given):\n        return cls.forward(cls, *given)\n\n\nSCALE = 2\n"
+    )
+    forwarded = signature_of(path, "F.apply", parse("f32[8]")).forwarded()
+    made = path.read_text().replace("SCALE = 2\n", "").replace("SCALE", "2")
+    scope = {**vars(served_calls), "SERVED": {}, "x": 1, "scale": served_calls.TILEWRIGHT_DEFAULT, "bias": 3}
+    exec(f"{made}\ntilewright_original = lambda served: F.apply\nfound = F.apply({forwarded})", scope)
+    assert scope["found"] == (1, 2, 3)
 
 
 def test_a_winner_that_stands_where_the_original_stood_finds_it_in_its_file(tmp_path, monkeypatch):

@@ -193,7 +193,7 @@ def test_what_is_not_faster_or_not_right_is_refused(tmp_path, writer, why):
     for reason in (None, *(["I insist"] if forceable is False else [])):
         with pytest.raises(Refusal, match=message) as refused:
             run(folder, writer, Options(force_reason=reason), **overrides)
-        assert one_sentence(str(refused.value)) and forceable in (None, refused.value.forceable)
+        assert one_sentence(str(refused.value))
     assert not writer.root.exists(), "a refused promotion writes nothing"
 
 

@@ -74,10 +74,13 @@ def test_each_rule_has_its_sentence(change, why):
 
 
 def test_what_a_taken_function_computes_beside_its_kernels_may_stand_there():
-    own = having(
-        operations={"stablehlo.add": 1, "stablehlo.while": 1, "stablehlo.dot_general": 1, "func.return": 1}
-    )
-    assert structure.work_beside(own) == {"stablehlo.add"}, "no loops, no products"
+    own = having(operations={"stablehlo.add": 1, "stablehlo.while": 1, "func.return": 1})
+    kept = structure.work_beside(own)
+    assert kept == {"stablehlo.add", "stablehlo.while", structure.ALONE + own.around}
+    assert structure.objection(own, ["a"], ["c"], kept) is None, "timed alone, all around them as it was"
+    moved = dataclasses.replace(own, fingerprint="1" * 16 + own.fingerprint[16:])
+    assert structure.objection(moved, ["a"], ["c"], kept).startswith("what XLA computes around")
+    assert not structure.timed_alone(structure.work_beside(having(operations={"stablehlo.add": 1})))
     added = having(operations={"stablehlo.add": 1}, unused_operands=[0], outputs_not_from_kernels=[0])
     beside = frozenset({"stablehlo.add"})
     assert structure.objection(added, ["a"], ["c"], beside) is None

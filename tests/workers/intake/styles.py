@@ -50,7 +50,7 @@ def _biased(x_ptr, bias_ptr, y_ptr, n, LARGE: tl.constexpr, BLOCK: tl.constexpr 
         x += tl.load(bias_ptr + column, mask=at < n)  # noqa: F821 - as its authors left it
     if tl.constexpr(torch.version.hip is not None):
         x = tl.extra.hip.libdevice.log(x)
-    tl.store(y_ptr + at, libdevice.pow(x, 3), mask=at < n)
+    tl.store(y_ptr + at, libdevice.pow(x, 3), mask=not ~(at < n) and at >= 0)
 
 
 def cubed(x, bias=None):

@@ -74,15 +74,27 @@ def test_inputs_are_drawn_as_the_call_bounds_them():
 
 
 def test_bounds_of_integers_follow_their_dimension():
-    call = parse("bf16[1000, 64], i64[512] < 1000, i32[4].sums(512)")
-    places = dimensions.tensor_places([call], ["table", "ids", "sizes"])
-    raw, _ = dimensions.operands([call], places, frozenset())
-    (table, ids, groups), sizes = dimensions.settle(raw, 1, lambda *_: True)
+    def settled(text):
+        call = parse(text)
+        raw, _ = dimensions.operands([call], dimensions.tensor_places([call], [*"abcd"]), frozenset())
+        return dimensions.settle(raw, 1, lambda *_: True)
+
+    (table, ids, groups), sizes = settled("bf16[1000, 64], i64[512] < 1000, i32[4].sums(512)")
     assert ids.below == table.shape[0] and groups.total == ids.shape[0]
     small = dict.fromkeys(sizes[0], 8)
     rng = np.random.default_rng(0)
     assert draw(ids, small, "randn", 4, rng).max() < 8
     assert draw(groups, {**small, str(ids.shape[0]): 30}, "randn", 4, rng).sum() == 30
+    (rows, whole, short), sizes = settled("f16[8, 300, 64], i32[8] < 301, i32[8] < 130")
+    assert (whole.below, short.below) == (f"{rows.shape[1]}+1", 130)
+    within = dimensions.within_sizes([rows, whole, short], sizes[0])
+    assert [o.below for o in within] == [0, whole.below, rows.shape[1]]
+    text = "bf16[400, 16], i32[7].offsets(400, 100), 128, 16"
+    packed, dims = settled(text)
+    made = pytest.importorskip("tilewright.workers.intake.triton.call_site").CallSite
+    site = made(print, "", "print", [parse(text)], "torch.mul", packed, [(0,), (1,)], dims)
+    assert site.follow_longest() and site.reference_calls()[0] == "a, b, min(128, a.shape[0]), 16"
+    assert [site._followed((2,), {**dims[0], packed[0].shape[0]: n})[0] for n in (400, 70)] == [128, 70]
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,9 @@ DEFINITION = {
 }
 
 
-@pytest.fixture
-def definition(tmp_path):
-    path = tmp_path / "scale_h8.json"
-    path.write_text(json.dumps(DEFINITION))
-    return path
-
-
-def test_its_function_is_a_reference(definition):
+def test_its_function_is_a_reference(tmp_path):
+    definition = tmp_path / "scale_h8.json"
+    definition.write_text(json.dumps(DEFINITION))
     assert function_of(f"{definition}:run")(21) == 42
     for name, message in (("walk", "defines no walk"), ("rnu", r"defines no rnu \(did you mean run\?\)")):
         with pytest.raises(LookupError, match=message):

@@ -104,6 +104,23 @@ def test_what_calls_hold_and_no_draw_does_is_usual():
     assert np.array_equal(made["k"], made["v"])
 
 
+def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
+    operands = [Operand("x", "float32", ("M", "N"), edge="-inf"), Operand("b", "float32", ("N",))]
+    operands += [Operand(name, "float32", ("M", "N")) for name in "cs"]
+    drawn = [
+        draws(operands, {"M": 24, "N": 40}, "padded-left", 4, np.random.default_rng(n)) for n in range(12)
+    ]
+    x, b = (np.concatenate([made[name] for made in drawn]) for name in "xb")
+    some = (x[:, :20] == -np.inf, x[:, 20:] == -np.inf, (x == 0) | (x == 1), x[1:] == x[:-1], x[:, ::2] == 0)
+    assert (
+        all(rows.all(axis=1).any() for rows in some) and 0 < (b.reshape(12, 40) == 0).all(axis=1).sum() < 12
+    )
+    assert any(np.allclose(made["c"] ** 2 + made["s"] ** 2, 1) for made in drawn)
+    tied = draws(operands[:1], {"M": 24, "N": 40}, "ties", 4, np.random.default_rng(1))["x"]
+    tied *= 448 / np.abs(tied).max()
+    assert set(np.abs(tied).max(axis=1)) == {127.0, 448.0} and np.array_equal(tied * 2, np.rint(tied * 2))
+
+
 def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     operands = [
         ROWS,
@@ -330,7 +347,7 @@ def test_inputs_whose_last_place_decides_an_answer_now_and_then_are_not_used():
     kinds = InputKinds(
         operands, [shape], lambda given: computed(given, np.float64),
         lambda all_inputs: [computed(given, np.float32) for _, given in all_inputs],
-        Effort(24, (3, 5), on_largest=True, blamed_spread=1), "float32", "", [],
+        Effort(24, (3, 5), on_largest=True, blamed_spread=1, special=False), "float32", "", [],
     )  # fmt: skip
     assert "far" not in kinds.names and {"spread", "apart"} & set(kinds.names)
 

@@ -1,18 +1,16 @@
 """Which equal numbers of a launch move together, told by runs."""
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("triton")
 
-from tilewright.workers.intake.judge import ahead
 from tilewright.workers.intake.source.knobs import Knob, values_around
 from tilewright.workers.intake.triton import knob_evidence
+from tilewright.workers.intake.triton.knob_finder import extents
 
 NUMBERS = {"BM": 64, "BN": 64, "rows": 64, "columns": 64, "other": 32}
 ECHOES = ("rows", "columns")
@@ -26,7 +24,21 @@ CASES: dict[str, tuple[Callable[..., bool], tuple[str, ...] | None, list[int]]] 
     "programs too many do no harm": (lambda BM, rows, **_: rows <= BM, ("rows",), BOTH),
     "a bound from below": (lambda BM, **_: BM >= 64, (), [128, 256, 512]),
     "a meaning": (lambda BM, **_: BM == 64, None, []),
+    "a window longer than the shapes": (lambda BM, **_: BM >= 16, None, []),
+    "an order of tiles": (lambda BM, **_: True, (), BOTH),
 }
+
+
+def _reaching(tl: Any, x: Any, n: Any, REACH: Any, GROUP: Any, HALF: Any, BN: Any, D: Any) -> None:
+    first = tl.maximum(0, n - REACH)
+    width = HALF * 2
+    at = tl.arange(0, width)
+    for start in tl.range(first, n // GROUP, BN):
+        tl.load(x + start + at[None, :] * D + tl.zeros([D], x.dtype))
+
+
+def test_what_a_kernel_makes_tiles_of():
+    assert [name in extents(_reaching) for name in ("REACH", "GROUP", "HALF", "BN", "D")] == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -34,7 +46,8 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
     monkeypatch.setattr(knob_evidence, "blanks", lambda seed, dims, device: {})
     monkeypatch.setattr(knob_evidence, "launch_arguments", lambda seed, params, tensors: dict(params))
     passes, ties, values = CASES[name]
-    knobs = [Knob(n, v, values_around(v), "", echo=n in ECHOES) for n, v in NUMBERS.items()]
+    tiles = name not in ("a window longer than the shapes", "an order of tiles")
+    knobs = [Knob(n, v, values_around(v), "", echo=n in ECHOES, tiles=tiles) for n, v in NUMBERS.items()]
     seed: Any = SimpleNamespace(text=SimpleNamespace(knobs=knobs, ties={}), defaults=NUMBERS)
 
     trials: Any = SimpleNamespace(
@@ -45,31 +58,3 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
     gates: Any = None
     found = knob_evidence._moved_together(trials, gates, knobs[0])
     assert found is None if ties is None else found == (ties, values)
-
-
-def test_what_was_run_ahead_is_not_run_again(monkeypatch):
-    monkeypatch.setattr(ahead, "PROCESSORS", 1)
-    monkeypatch.setattr(knob_evidence, "blanks", lambda seed, dims, device: {})
-    monkeypatch.setattr(knob_evidence, "launch_arguments", lambda seed, params, tensors: dict(params))
-    asked: list[Any] = []
-
-    def run_all(runs):
-        asked.extend(runs)
-        return [[np.ones(1)] for _ in runs]
-
-    knob = Knob("BM", 64, (32, 64, 128), "")
-    text, interpreter = (
-        SimpleNamespace(knobs=[knob], ties={}, kernels=SimpleNamespace(functions={})),
-        SimpleNamespace(clock=time.process_time, all=run_all),
-    )
-    seed: Any = SimpleNamespace(
-        text=text, interpreter=interpreter, defaults={"BM": 64}, site=SimpleNamespace(dims=[])
-    )
-    shape: Any = SimpleNamespace(dims={"M": 4}, inputs={}, answers=[np.ones(1)], seconds=0.1)
-    trials = knob_evidence.Trials(seed, [shape], [shape])
-    trials.made |= trials.ahead(knob.name)
-    gates: Any = SimpleNamespace(passed=lambda outputs, answers: True)
-    assert trials.passed_at(gates, [{"BM": 32}, {"BM": 128}], [[shape], [shape]]) == [[True], [True]]
-    assert not asked, "in this process"
-    trials.passed_at(gates, [{"BM": 16}], [[shape]])
-    assert len(asked) == 1

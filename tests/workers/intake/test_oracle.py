@@ -3,7 +3,6 @@
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
-from tilewright.workers.device.warm_device import WarmDevice
 from tilewright.workers.intake.judge import reference_process as oracle
-from tilewright.workers.intake.judge.ahead import PROCESSORS
 from tilewright.workers.intake.judge.oracles import OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import ModuleProcess, begun_process
@@ -201,12 +198,3 @@ def test_a_kernel_whose_sums_begin_in_float32_judges_itself_in_that_on_a_device(
         assert found is (torch.float32 if dtype.itemsize == 8 else dtype)
     with pytest.raises(KeyError):
         launched(z=torch.zeros(8, 64))
-
-
-def test_what_runs_a_reference_begins_where_processors_are_idle(monkeypatch):
-    begun = []
-    device = WarmDevice(SimpleNamespace(warm_oracle=lambda: begun.append(count)), None)
-    for count in (PROCESSORS - 1, PROCESSORS):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _, count=count: set(range(count)))
-        device.expect_reference()
-    assert begun == [PROCESSORS]

@@ -19,11 +19,13 @@ from tilewright.evolve.intake.original_winner import original_text  # noqa: E402
 from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import data_of, is_original  # noqa: E402
 from tilewright.fitness.targets import load_target  # noqa: E402
-from tilewright.workers.intake.child_program import Refusal  # noqa: E402
+from tilewright.fitness.tpu import structure  # noqa: E402
+from tilewright.workers.intake.child_program import Refusal, loaded_module  # noqa: E402
 from tilewright.workers.intake.judge import self_reference  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas import trial  # noqa: E402
+from tilewright.workers.intake.pallas.knob_evidence import smallest_taking  # noqa: E402
 from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, text_of  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
@@ -97,7 +99,10 @@ def test_an_original_is_data_and_its_winner_is_the_users_file_with_the_sizes_tha
     assert Original.of_source(source) == module
     assert dialect.check(source), "nobody but the operator may bring one"
     sizes = {knob.name: 64 if knob.default == 8 else knob.default for knob in knobs}
-    text = original_text(data_of(source), sizes, "asked", "tuned", ["x"])
+    data = data_of(source)
+    data["files"][data["path"]] += "\nrandom.register_prng(None)  # by a name, which may be given once\n"
+    text = original_text(data, sizes, "asked", "tuned", ["x"])
+    assert "register_prng" not in text
     assert "BlockSpec((64, block_cols)" in text
     scope: dict[str, Any] = {"__name__": "winner"}
     sys.modules["winner"] = ModuleType("winner")  # dataclasses look their module up
@@ -248,3 +253,33 @@ def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch):
         with pytest.raises(Refusal):
             trial._shapes_with(operands, {}, SimpleNamespace(), {}, SimpleNamespace())  # type: ignore[arg-type]
         assert asked == [forms, [""] * len(forms), ["given"] * len(forms)]
+
+
+def test_a_winners_module_may_define_a_dataclass(tmp_path):
+    head = "from __future__ import annotations\nimport dataclasses\n\n"
+    (tmp_path / "winner.py").write_text(f"{head}@dataclasses.dataclass\nclass Sizes:\n    rows: int\n")
+    assert loaded_module(tmp_path / "winner.py").Sizes(8).rows == 8
+
+
+def test_a_block_is_tried_on_the_smallest_checked_shape_that_takes_it():
+    whole, half = (SimpleNamespace(dims={"M": n}) for n in (512, 256))
+    legal = {"512": {"cols": [128, 512]}, "256": {"cols": [128]}}
+    assert [smallest_taking([whole, half], legal, {"cols": n}) for n in (128, 512)] == [half, whole]
+
+
+def test_kernels_beside_a_product_are_timed_alone_and_all_around_them_stays():
+    operands = [Operand("x", "float32", (8, 512)), Operand("w", "float32", (512, 128))]
+    found = []
+    for cols, scale in ((128, 1.0), (256, 1.0), (128, 2.0)):
+
+        def run(x, w, cols=cols, scale=scale):
+            spec = pl.BlockSpec((8, cols), lambda i: (0, i))
+            body = lambda a, b: b.__setitem__(..., a[...] * 2)  # noqa: E731
+            call = pl.pallas_call(body, grid=(512 // cols,), in_specs=[spec], out_specs=spec, out_shape=x)
+            return [call(x) @ w * scale]
+
+        seed = SeedBuild(load_target("tpu7x").chip, lambda params, run=run: run, operands)
+        beside, _, reasons = seed.lowered({"one": {}}, ["o0"], None, {"one": {}})
+        assert not reasons and structure.timed_alone(beside)
+        found.append({part for part in beside if part.startswith(structure.ALONE)})
+    assert found[0] == found[1] != found[2]

@@ -35,7 +35,6 @@ from tilewright.workers.intake.triton import program
 from tilewright.workers.intake.triton.knob_evidence import product_work
 from tilewright.workers.intake.triton.interpreter_run import Interpreter
 from tilewright.workers.runners.triton.tensors import load_module
-from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 
 path, calls, part = json.load(sys.stdin)
@@ -53,7 +52,6 @@ for name, call in calls.items():
         continue
     torch.set_default_device("cpu")
     repair()
-    leave_interpreter_unguarded()
     inputs = inputs_of(site.operands, site.dims[0], "randn", 4)
     defaults = {k.name: k.default for k in taken.knobs}
     (made,) = Interpreter(load_module(taken.source)).outputs(defaults, inputs)

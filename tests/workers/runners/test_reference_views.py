@@ -6,6 +6,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
@@ -16,24 +17,30 @@ from tilewright.workers.runners.pallas.trace import mesh_of  # noqa: E402
 
 
 def seen(rows):
-    def kernel(first, x_hbm, o_ref, buffer, semaphore):
+    def kernel(first, x_hbm, o_ref, buffer, semaphore, others):
+        none = pl.ds(0, first[0] // 2)
+        pltpu.make_async_copy(x_hbm.at[0, none], buffer.at[1, none], semaphore).wait()
         copy = pltpu.make_async_copy(x_hbm.at[0], buffer.at[1], semaphore)
         copy.start()
         copy.wait()
-        flat = buffer.at[1].reshape(64, 128)
+        ahead = pltpu.make_async_copy(x_hbm.at[2], buffer.at[0], others)
+        ahead.start()
+        flat = buffer.reshape(2, 64, 128).at[1]
         words = flat.bitcast(jnp.uint32)[pl.ds(first[0], 32), :]  # of two rows each
         flat[4:8, :] = jnp.ones((4, 128), jnp.bfloat16)
         o_ref[...] = pltpu.bitcast(words << 16, jnp.float32)
         o_ref[0:8, :] += buffer[1, 0].astype(jnp.float32)
+        ahead.wait()
 
     memories = [pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)]
-    scratch = [pltpu.VMEM((2, 8, 8, 128), jnp.bfloat16), pltpu.SemaphoreType.DMA]
+    scratch = [pltpu.VMEM((2, 8, 8, 128), jnp.bfloat16), *[pltpu.SemaphoreType.DMA] * 2]
     out = jax.ShapeDtypeStruct((32, 128), jnp.float32)
     call = pl.pallas_call(kernel, grid=(1,), in_specs=memories, out_shape=out, scratch_shapes=scratch)
     x = np.random.default_rng(0).standard_normal((3, 8, 8, 128)).astype(jnp.bfloat16)
     with mesh_of({"kind": "TPU7x", "cores": 1}):
         pltpu.reset_tpu_interpret_mode_state()
         found = interpret(jax.make_jaxpr(call)(rows, x), [rows, x], SETTINGS)[0]
+    assert not interpret_pallas_call.races.races_found, "the copy ahead fills another part"
     return np.asarray(found), np.asarray(x[0], np.float32)
 
 

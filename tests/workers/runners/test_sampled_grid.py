@@ -36,19 +36,6 @@ def places_told(x):
     return _call(body, x, ("parallel", "parallel"))
 
 
-def filled_first(x):
-    """Blocks of one row build on what the first of them left."""
-
-    def body(a, o, kept):
-        @pl.when(pl.program_id(1) == 0)
-        def fill():
-            kept[...] = a[...] * 2
-
-        o[...] = a[...] + kept[...]
-
-    return _call(body, x, ("arbitrary", "arbitrary"), [pltpu.VMEM((128, 128), F32)])
-
-
 def running(x):
     """Each row of blocks builds on the one before."""
 
@@ -118,7 +105,6 @@ def steps(monkeypatch):
     ("function", "where", "run"),
     [
         (places_told, (ROWS, COLUMNS), [4]),
-        (filled_first, (ROWS, COLUMNS[1:]), [6]),
         (summed, (ROWS, COLUMNS[:1]), [4]),
         (looked_up, (ROWS, COLUMNS), [2]),
     ],

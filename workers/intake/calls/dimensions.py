@@ -267,8 +267,8 @@ def _counts(way: str) -> tuple[str, int]:
 
 
 def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
-    """With bounds that are a dimension's size, or more than half of it, as that dimension, or as the product of two, as
-    of slots in pages: valid at any size."""
+    """With bounds that are a dimension's size, or more than half of it, as that dimension, one above it, as of lengths,
+    or the product of two, as of slots in pages: valid at any size."""
     own = set(operand.shape)
     others = {n: s for n, s in dims.items() if n not in own}
     below, total = operand.below, operand.total
@@ -279,10 +279,24 @@ def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
             for one, two in itertools.combinations(others, 2)
             if others[one] * others[two] == below
         )
-        below = min(near, key=lambda n: others[n], default=next(pages, below))
+        full: list[int | str] = [f"{n}+1" for n, s in others.items() if s + 1 == below > LEAST_UNIT]
+        if not full or below in others.values():
+            full = [min(near, key=lambda n: others[n], default=next(pages, below))]
+        below = full[0]
     if isinstance(total, int) and total:
         total = next((n for n, s in others.items() if s == total), total)
     return replace(operand, below=below, total=total)
+
+
+def within_sizes(operands: Sequence[Operand], dims: Mapping[str, int]) -> list[Operand]:
+    """With bounds that are numbers, as of lengths far below those that rows have, as the smallest dimension that is no
+    smaller: valid at any size."""
+    found = []
+    for operand in operands:
+        below, own = operand.below, set(operand.shape)
+        fit = [n for n, s in dims.items() if n not in own and isinstance(below, int) and 2 < below <= s]
+        found.append(replace(operand, below=min(fit, key=lambda n: dims[n], default=below)))
+    return found
 
 
 def _named(raw: Sequence[Operand], names: Sequence[Any]) -> list[Operand]:

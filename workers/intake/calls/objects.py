@@ -73,7 +73,7 @@ def made_of(kind: type, /, **attributes: Any) -> Any:
 def scope_of(text: str) -> dict[str, Any]:
     """The names that a call's Python text may use beside its operands."""
     found = {n: importlib.import_module(m) for n, m in MODULES.items() if re.search(rf"\b{n}\.", text)}
-    return {**found, "named": named, "made_of": made_of}
+    return {**found, "named": named, "made_of": made_of, "min": min}
 
 
 def absent(file: str, name: str, module: Any) -> str:

@@ -20,10 +20,12 @@ from tilewright.workers.intake.judge.inputs import (
     EXTREME,
     FEW_VALUES,
     MOST_ANSWER,
+    PADDED,
     ROWS,
     SET_APART,
     SIGNED,
     SPECIAL,
+    TIES,
     USUAL_SPREAD,
     draws,
     family,
@@ -56,7 +58,7 @@ EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
 
 SPECIAL_DRAWS = 8
-"""Draws of what is no number that the kernel runs: where it differs from the reference, it does so in few of them."""
+"""Draws of what is no number, or padded, that the kernel runs: where it differs from the reference, it does in few."""
 
 LONE_DRAWS = 12
 """Draws in which each of three operands is the huge one but for one chance in a hundred."""
@@ -188,6 +190,9 @@ class InputKinds:
         self._one_of(ROWS[SIGNED] if floats else ())
         if any(is_float(o.dtype) and likest(o, self.operands) != o.name for o in self.operands):
             self._one_of((ALIKE,))
+        self._one_of(ROWS[PADDED])
+        if any(is_narrow(dtype) or is_code(dtype, self.operands) for dtype in self._dtypes):
+            self._one_of((TIES,))
         for name, powers in EXTREME.items():
             if floats > (name == "lone"):  # alone it is as huge
                 self._one_of([f"{name}-{power}" for power in powers])
@@ -304,7 +309,13 @@ class InputKinds:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
         is the largest error to what a campaign sees."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
-        several = SPECIAL_DRAWS if family(kind) in SPECIAL else LONE_DRAWS if family(kind) == "lone" else 0
+        several = (
+            SPECIAL_DRAWS
+            if family(kind) in (*SPECIAL, PADDED)
+            else LONE_DRAWS
+            if family(kind) == "lone"
+            else 0
+        )
         asked = [(self._probe, seed) for seed in range(max(several, self._effort.draws))]
         runs = range(several) if several else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]
@@ -333,7 +344,8 @@ class InputKinds:
                 answers = self._answers_to([given for _, given in drawn])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return None
-            if family(kind) not in SPECIAL and not all(_finite(answer, most) for answer in answers):
+            floats = [a for answer in answers for a in answer if a.dtype.kind == "f"]
+            if family(kind) not in SPECIAL and not all(np.abs(a).max(initial=0.0) < most for a in floats):
                 return None
             mine = [n - begin for n in own if begin <= n < end]
             for outputs, n in zip(self._run_all([drawn[n] for n in mine]), mine, strict=True):
@@ -341,10 +353,6 @@ class InputKinds:
                     return None
                 pairs.append(Pair(outputs, answers[n]))
         return pairs
-
-
-def _finite(answers: Sequence[np.ndarray], most: float = math.inf) -> bool:
-    return all(np.abs(a).max(initial=0.0) < most for a in answers if a.dtype.kind == "f")
 
 
 # -- edges -----------------------------------------------------------------------------------------------

@@ -69,14 +69,18 @@ DENORMAL = 2.0**-16
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
 
-SIGNED, USUAL, ALIKE = "signed", "usual", "alike"
+SIGNED, USUAL, ALIKE, PADDED, TIES = "signed", "usual", "alike", "padded", "ties"
+
+LARGEST_CODES = (127.0, 448.0)
+"""Of int8 and of e4m3: rows whose largest value is one, times a power of two, have exact scales."""
 
 ROWS: Mapping[str, Sequence[str]] = {
     **{kind: (kind,) for kind in SPECIAL},
     "infinite": ("infinite-rows", "infinite"),
     SIGNED: ("signed-rows", SIGNED),
+    PADDED: ("padded-left", PADDED),
 }
-"""Kinds that are tried with rows of one value each first: of minus infinity, and of any value."""
+"""Kinds that are tried with rows of one value each first, of minus infinity and of any value, or padded on the left."""
 
 FEW_VALUES: Mapping[str, Sequence[float]] = {
     "usual": (ONE_SIDE, -ONE_SIDE, -ONE_SIDE, -16 * ONE_SIDE),
@@ -103,20 +107,21 @@ def least_of(operand: Operand) -> int:
 def draws(
     operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and below
-    zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with larger
-    outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
+    """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and
+    below zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with
+    larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
-    ``_usual``; ``alike``: equal operands; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above;
-    ``signed``: each operand of one sign and far from zero; ``-rows``: rows of one value, too; ``given``: the caller's
-    own where they are of this shape. Integers are as the call bounds them (``bound_of``); offsets of the same total,
-    as of queries and keys, are the same ones. Raises LookupError for an operand that has the caller's own values
-    alone, elsewhere."""
+    ``_usual``; ``alike``: equal operands; ``padded``, ``ties``: see there; ``faint``, ``huge``, ``lone``,
+    ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows of one
+    value, too; ``given``: the caller's own where they are of this shape. Integers are as the call bounds them
+    (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises LookupError for an
+    operand that has the caller's own values alone, elsewhere."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     lone = rng.choice([o.name for o in operands if is_float(o.dtype)]) if family(kind) == "lone" else ""
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
+    circle = family(kind) == PADDED and rng.random() < 1 / 2
     for operand in operands:
         if operand.values and GIVEN in (kind, operand.form):
             own = given(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
@@ -131,6 +136,9 @@ def draws(
             alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
             drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)
             made[operand.name] = drawn
+            if family(kind) == PADDED and operand.edge and operand.below:
+                at = int(rng.integers(drawn.size + 1))
+                drawn.reshape(-1)[at : at + 2 + drawn.size // 4] = int(operand.edge)
             continue
         values = np.asarray(rng.standard_normal(operand.sizes(dims)))
         made[operand.name] = floats[operand.name] = values
@@ -153,6 +161,14 @@ def draws(
                 rows = values.reshape(-1, values.shape[-1])
                 rows[::3] = rows[::3, :1]
                 values[...] = np.where(rng.random() < 0.25, rows[0, 0], values)
+        elif family(kind) == PADDED:
+            same = likest(operand, operands)
+            if circle and same in floats and same != operand.name:  # cosines and sines, as of angles
+                floats[same][...], values[...] = np.cos(values), np.sin(values)
+            else:
+                _padded(operand, values, kind != PADDED, rng)
+        elif kind == TIES and values.ndim and values.size:
+            _ties(values, rng)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
             _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
     if kind == USUAL:
@@ -328,6 +344,44 @@ def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generat
     rows[sure, rng.integers(rows.shape[1], size=len(sure))] = (
         rows[sure].max(axis=1) + rng.integers(4, 33, len(sure)) / 2
     )
+
+
+def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator) -> None:
+    """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
+    rows with zeros at every second place, rows with a value just below the largest, and rows like the one before; now
+    and then an operand of ones, as gradients of a sum are, and one of a single dimension of zeros, as a bias is."""
+    if values.ndim < 2:
+        values *= float(rng.integers(2))
+        return
+    if rng.random() < 1 / 8:
+        values[...] = 1.0
+        return
+    rows = values.reshape(-1, values.shape[-1])
+    half, order, first = rows.shape[1] // 2, rng.permutation(len(rows)), int(rng.integers(6))
+    padding = float(operand.edge) if operand.edge else 0.0
+    for row, way in zip(order, itertools.cycle(np.roll(np.arange(6), first)), strict=False):
+        if way == 0 or (way == 1 and left):
+            rows[row, slice(0, half) if way else slice(half or 1, None)] = padding
+        elif way == 2:
+            rows[row] = rng.random(rows.shape[1]) < 1 / 2
+        elif way == 3:
+            rows[row, int(rng.integers(2)) :: 2] = 0.0
+        elif way == 4 and rows.shape[1] > 1:
+            top = int(np.argmax(rows[row]))
+            beside = rows[row, top] * (1 - 2.0**-23)  # the next number of float32, or the next but one
+            rows[row, (top + rng.integers(1, rows.shape[1])) % rows.shape[1]] = beside
+    for row in order[: len(rows) // 6 + 1]:
+        rows[row] = rows[max(row - 1, 0)]
+
+
+def _ties(values: np.ndarray, rng: np.random.Generator) -> None:
+    """Rows half way between codes or at them, under scales that are powers of two."""
+    rows = values.reshape(-1, values.shape[-1])
+    for row in rows:
+        largest = rng.choice(LARGEST_CODES)
+        row[...] = np.clip(np.rint(row * largest * 0.6) / (2 if largest < 128 else 1), -largest, largest)
+        row[rng.integers(row.size)] = largest * rng.choice((-1.0, 1.0))
+    values *= 2.0 ** rng.integers(-3, 4)
 
 
 def _pointed(operands: Sequence[Operand], made: dict[str, np.ndarray], rng: np.random.Generator) -> None:

@@ -34,7 +34,7 @@ def function_of(reference: str) -> Callable[..., Any]:
         return launched(Path(reference.partition(":")[2]))
     if reference.startswith("itself:"):
         with _MAKING:  # of threads that ask at once, one makes the process
-            return _own_module(reference.partition(":")[2])
+            return _process_of(Path(reference.partition(":")[2]).read_text(encoding="utf-8"))
     path, colon, name = reference.rpartition(":")
     if path.endswith(".json"):
         module: Any = _definition(Path(path))
@@ -70,13 +70,9 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 
 
 @functools.cache
-def _own_module(path: str) -> Callable[..., Any]:
-    """A process for each different module, which answers as often as it is asked."""
-    return _process_of(Path(path).read_text(encoding="utf-8"))
-
-
 @functools.cache
 def _process_of(source: str) -> Callable[..., Any]:
+    """A process for each different module, which answers as often as it is asked."""
     from tilewright.workers.intake.judge.self_reference import ModuleProcess
 
     return ModuleProcess(source)

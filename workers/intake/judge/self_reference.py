@@ -144,11 +144,9 @@ Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 def _triton(source: str, folder: Path) -> Run:
     from tilewright.workers.runners import bare_module
     from tilewright.workers.runners.triton.interpreter_rounding import repair
-    from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
     from tilewright.workers.runners.triton.tensors import to_numpy, to_torch
 
     repair()
-    leave_interpreter_unguarded()
     path = folder / f"{SELF}.py"
     path.write_text(source, encoding="utf-8")  # where Triton reads the kernels' text
     module = bare_module.execute(source, SELF, str(path))

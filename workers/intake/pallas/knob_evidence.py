@@ -87,12 +87,23 @@ def values_taken(
     return replace(knob, values=values, parts=parts)
 
 
+def smallest_taking(
+    shapes: Sequence[CheckedShape],
+    legal: Mapping[str, Mapping[str, Sequence[int]]],
+    params: Mapping[str, int],
+) -> CheckedShape:
+    """The last of the checked shapes, which is the smallest, if it takes these parameters; else the first."""
+    taken = legal.get(label_of(shapes[-1].dims), {})
+    return shapes[-1 if all(v in taken.get(n, (v,)) for n, v in params.items()) else 0]
+
+
 def tiling_knobs(
-    knobs: Sequence[Knob], defaults: Mapping[str, int], shape: CheckedShape, results: Sequence[Result],
-    outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
+    knobs: Sequence[Knob], defaults: Mapping[str, int], shape_of: Callable[[Mapping[str, int]], CheckedShape],
+    results: Sequence[Result], outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:  # fmt: skip
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
-    another one: both are one size, and only work as such. ``outputs_of``: of parameters and inputs."""
+    another one: both are one size, and only work as such. ``shape_of``: where parameters are tried. ``outputs_of``: of
+    parameters and inputs."""
     began = time.process_time()
     gates = ResultGates((), results)
     space: dict[str, tuple[int, ...]] = {}
@@ -104,6 +115,7 @@ def tiling_knobs(
         return time.process_time() - began > EVIDENCE_SECONDS
 
     def good(params: Mapping[str, int]) -> bool:
+        shape = shape_of(params)
         try:
             outputs = outputs_of({**defaults, **params}, shape.inputs)
             pairs = zip(outputs, shape.outputs, strict=True)

@@ -212,6 +212,7 @@ def add_old_names() -> None:
     for module, name, now in (
         (pltpu, "TPUCompilerParams", pltpu.CompilerParams),
         (pltpu, "TPUMemorySpace", pltpu.MemorySpace),
+        (pltpu.MemorySpace, "ANY", pl.ANY),
         (pltpu, "ANY", pl.ANY),
         (dtypes, "bit_width", dtypes.itemsize_bits),
         (pl, "load", _load),

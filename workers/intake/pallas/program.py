@@ -77,7 +77,7 @@ def answer_to(request: Request) -> Answer:
     original = Original(
         loader.place(path),
         request["function"],
-        _call_text(argument_texts),
+        ", ".join(t if isinstance(k, int) else f"{k}={t}" for k, t in argument_texts.items()),
         tuple(o.name for o in operands),
         files,
         {},
@@ -216,11 +216,6 @@ def _operands(
     }
     argument_texts.update({k: python_text(v, (k,), by_place, "()") for k, v in calls[0].keywords.items()})
     return operands, argument_texts, places
-
-
-def _call_text(argument_texts: Mapping[Any, str]) -> str:
-    positional = [t for k, t in argument_texts.items() if isinstance(k, int)]
-    return ", ".join([*positional, *(f"{k}={t}" for k, t in argument_texts.items() if isinstance(k, str))])
 
 
 def _argument_knobs(call: Any, function: Any, argument_texts: dict[Any, str]) -> list[Knob]:

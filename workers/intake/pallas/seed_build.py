@@ -160,7 +160,7 @@ class SeedBuild:
         from tilewright.workers.runners.mosaic.known_operands import bind
 
         beside: frozenset[str] = frozenset()
-        reasons, needed = [], {}
+        reasons, needed, around = [], {}, set()
         names = [o.name for o in self.operands]
         for label, dims in shapes.items():
             specs = [{"name": o.name, "shape": list(o.sizes(dims)), "dtype": o.dtype} for o in self.operands]
@@ -187,12 +187,14 @@ class SeedBuild:
             own = structure.work_beside(facts)
             own |= {UNREAD} if facts.unused_operands else set()
             beside |= own
+            around.add(structure.ALONE + facts.around)
             done, asked = facts.matmul_flops, (work or {}).get(label, 0)
             needed[label] = asked if done is None else done if work is None else min(asked, done)
             reason = structure.objection(facts, names, results, own)
             reason = reason or structure.missing_work(facts, needed[label])
             if reason is not None:
                 reasons.append(f"no time can be modelled for {self.chip.name}: {reason}")
+        beside |= around if structure.timed_alone(beside) else set()
         return beside, needed, list(dict.fromkeys(reasons))
 
 
@@ -224,7 +226,12 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
             for of, block in zip(
                 given[count + mapping.num_index_operands :], mapping.block_mappings, strict=False
             ):
-                found |= of if _looks_up(block.index_map_jaxpr.jaxpr, len(mapping.grid)) else set()
+                place = (
+                    block.index_map_jaxpr.jaxpr
+                )  # which may depend on integers beside the axes of the grid
+                integers = set(place.invars[len(mapping.grid) :])
+                asked = (v for e in place.eqns for v in e.invars if not isinstance(v, Literal))
+                found |= of if integers.intersection(asked) else set()
             origins.update((made[output], given[count + n]) for n, output in params["input_output_aliases"])
         elif equation.primitive.name == "jit":
             inner = params["jaxpr"].jaxpr
@@ -234,12 +241,6 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
         elif equation.primitive.name in _SHAPED:
             origins[made[0]] = given[0]
     return found
-
-
-def _looks_up(index_map: Any, axes: int) -> bool:
-    """Whether the place of a block depends on integers beside the axes of the grid."""
-    integers = set(index_map.invars[axes:])
-    return any(not isinstance(v, Literal) and v in integers for e in index_map.eqns for v in e.invars)
 
 
 _PLACES = re.compile(

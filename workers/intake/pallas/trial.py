@@ -1,6 +1,7 @@
 """The judge of a Pallas function: checked shapes, bounds and parameters, by the interpreter that gates use."""
 
 import contextlib
+import functools
 import inspect
 import math
 import time
@@ -15,12 +16,13 @@ import numpy as np
 from jax._src.core import jaxprs_in_params
 
 from tilewright.fitness.chips import Chip
+from tilewright.fitness.tpu import structure
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Place
 from tilewright.workers.intake.calls.kept_values import held, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
-from tilewright.workers.intake.child_program import Answer, Refusal, first_line, refused
+from tilewright.workers.intake.child_program import Answer, Refusal, refused
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.input_kinds import (
@@ -35,11 +37,12 @@ from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
+from tilewright.workers.intake.pallas import knob_evidence
 from tilewright.workers.intake.pallas.function_text import FollowedText
-from tilewright.workers.intake.pallas.knob_evidence import legal_values, tiling_knobs, values_taken
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, shaped
 from tilewright.workers.intake.source.knobs import ALONE, IDLE, Knob
+from tilewright.workers.runners.failures import describe
 
 EFFORT = Effort(draws=12, kernel_draws=(0,), on_largest=False, blamed_spread=0, seconds=25.0)
 OWN_EFFORT = replace(EFFORT, draws=1, special=False, seconds=15.0)
@@ -145,10 +148,17 @@ def judge(
         for knob in knobs:  # a smaller one may be a buffer that is too small for other values
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
-    legal, idle = legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
-    knobs = [values_taken(k, legal, labels, checked) for k in knobs]
+    legal, idle = knob_evidence.legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
+    knobs = [knob_evidence.values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
-    space, fixed, held, tied = tiling_knobs(telling, defaults, shapes[-1], results, seed.interpreted)
+
+    smallest = functools.partial(knob_evidence.smallest_taking, shapes, legal)
+    space, fixed, held, tied = knob_evidence.tiling_knobs(
+        telling, defaults, smallest, results, seed.interpreted
+    )
+    if any(smallest({name: v}) is not shapes[-1] for name, values in space.items() for v in values):
+        shapes = shapes[:1]  # the other is smaller than a block that the first and the timed ones take
+        legal = {label: taken for label, taken in legal.items() if label in (checked[0], *labels)}
     whys = {k.name: IDLE if k.name in idle else ALONE for k in knobs if k not in telling}
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
@@ -171,15 +181,16 @@ def judge(
     made = SeedBuild(chip, module.build(folder), operands)
     timed = {label_of(dims): dims for dims in all_dims}
     work = _product_work(oracle, operands, timed) if isinstance(oracle, Oracle) else None
-    moved = {label: _moved(made, dims, starts[label]) for label, dims in timed.items()}
     beside, work, reasons = made.lowered(starts, [r.name for r in results], work, timed)
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
+    alone = structure.timed_alone(beside)
+    moved = {label: 1 if alone else _moved(made, dims, starts[label]) for label, dims in timed.items()}
     if beside:
-        names = ", ".join(sorted(name.removeprefix("stablehlo.") for name in beside))
-        notes.append(
-            f"the function computes {names} outside its kernels: candidates may, too, and its time counts"
-        )
+        names = [n.removeprefix("stablehlo.") for n in beside if not n.startswith(structure.ALONE)]
+        then = "candidates may, too, and its time counts"
+        then = "every candidate must, too, and times are of the kernels alone" if alone else then
+        notes.append(f"the function computes {', '.join(sorted(names))} outside its kernels: {then}")
     return {
         "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": chosen, "fixed": fixed,
         "operands": [operand_row(o) for o in operands],
@@ -326,7 +337,8 @@ def _checked_shapes(
         except Refusal as refusal:
             reason = refusal.what
         except Exception as error:  # noqa: BLE001 - a shape the kernel does not take
-            reason = _reason(error)
+            row = describe(error)
+            reason = f"{row['type']}: {row['message']}".partition("\n")[0][:200]
         if reason:
             reasons.append(f"{label_of(small)}: {reason}")
         else:
@@ -372,12 +384,6 @@ def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int
             if tried != found and time.process_time() - began < SLOW_SECONDS and seed.traced(tried, defaults):
                 found = tried
     return found
-
-
-def _reason(error: Exception) -> str:
-    """What a kernel raised: of the interpreter's callbacks the last line says it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return (lines[-1].strip() if "CpuCallback" in str(error) else first_line(error))[:200]
 
 
 def _result_sizes(

@@ -39,6 +39,8 @@ class Knob:
     knob, and to be tied to one if that is what it repeats."""
     parts: tuple[int, ...] = ()
     """Further values, to be tried after the others: whole lanes that divide a size of a call."""
+    tiles: bool = True
+    """Whether a kernel makes tiles of it: any other number, as of a window, has to give the same answer as 1 does."""
 
 
 def is_size(value: object) -> TypeGuard[int]:

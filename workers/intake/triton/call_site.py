@@ -62,7 +62,7 @@ class CallSite:
     """See ``source.settings.SettingsRead.found``."""
 
     followed: dict[Place, str] = field(default_factory=dict)
-    """Numbers among the arguments that are a size, or a product of sizes, as texts of dimensions."""
+    """Numbers among the arguments that are a size, a product of sizes, or no more than it, as texts of dimensions."""
 
     @functools.cached_property
     def judge(self) -> Callable[..., Any]:
@@ -83,6 +83,21 @@ class CallSite:
                     if self._size_code(text) and (parts or "/" not in text):
                         self.followed[(key,)] = text
         return bool(self.followed)
+
+    def follow_longest(self) -> bool:
+        """Take numbers of the calls that bound how long a part between offsets is for no more than what those add up
+        to, as in a call of fewer rows; whether there are any."""
+        for key, number in (*enumerate(self.calls[0].arguments), *self.calls[0].keywords.items()):
+            known = [o for o in self.operands if type(number) is int and o.longest <= number < 2 * o.longest]
+            if text := "+".join(dict.fromkeys(o.total for o in known if isinstance(o.total, str))):
+                self.followed[(key,)] = text
+        return bool(self.followed)
+
+    def _followed(self, place: Place, dims: Mapping[str, int]) -> tuple[int, str]:
+        """A number at these dimensions, and its text over the operands."""
+        number, text = int(argument_at(self.calls[0], place)), self.followed[place]
+        own, code = size_of(text, self.dims[0]), self._size_code(text)
+        return min(number, size_of(text, dims)), code if own == number else f"min({number}, {code})"
 
     def join_equal(self) -> bool:
         """Take dimensions of one size in every call for one; whether there are any."""
@@ -105,7 +120,7 @@ class CallSite:
         return size_code(text, {size: code for size, code in reversed(axes) if isinstance(size, str)})
 
     def reference_calls(self) -> list[str]:
-        codes = {place: self._size_code(text) for place, text in self.followed.items()}
+        codes = {place: self._followed(place, self.dims[0])[1] for place in self.followed}
         if self.pair is None:
             return reference_calls(self.calls[0], self.operands, self.places, texts=codes)
         own = [
@@ -144,8 +159,8 @@ class CallSite:
                 by_place[place] = tensor.permute(order)
                 views.append((by_place[place], operand.name, permuted(operand.name, order)))
         given: dict[Place, Any] = dict(by_place)
-        for at, text in self.followed.items():
-            given[at] = traced(size_of(text, dims), self._size_code(text), frozenset(["shape"]))
+        for at in self.followed:
+            given[at] = traced(*self._followed(at, dims), frozenset(["shape"]))
         arguments, keywords = _with_tensors(self.calls[0], given)
         trace = record(
             self.function, arguments, accepted_keywords(self.function, keywords), tensors, [self.path], views

@@ -20,11 +20,13 @@ MOST_SHAPES = 3
 MOST_REASONS = 3
 """Reasons that are shown of a kernel that agrees at no shape."""
 
+NOT_FINITE = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+
 NO_TILES = frozenset(("num_warps", "num_stages"))
 
-MOST_PROGRAMS, THIN = 192, (3, 2, 5, 4)
+MOST_PROGRAMS, THIN, THINNEST = 192, (3, 2, 5, 4), (2,)
 """Programs of one run, beyond which a shape has so few elements along its axes but the last: the interpreter takes
-milliseconds for each program, however little it does."""
+milliseconds for each program, however little it does. Where loops make a program slow, it has even fewer."""
 
 LOOPED_SECONDS = 3.0
 """Most seconds of a processor that a run may take, and the most elements of the operands of several tiles."""
@@ -54,10 +56,6 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def _rank(seed: Seed) -> int:
-    return max((len(o.shape) for o in seed.site.operands), default=0)
-
-
 def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
     """Up to three small shapes on which the recording holds and the default is right; or why there is none.
     ``patience``: share of the usual seconds after which one will do."""
@@ -77,7 +75,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         except Exception:  # noqa: BLE001 - a shape the reference does not take
             return False
 
-    tiles = [k.default for k in seed.text.knobs if k.name not in NO_TILES]
+    tiles = [k.default for k in seed.text.knobs if k.tiles and k.name not in NO_TILES]
 
     def few_of(small: Mapping[str, int]) -> dict[str, int]:
         return thinned(seed, dict(small), holds, None)
@@ -106,7 +104,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         if outside and small != dims:
             reason = "a kernel reads outside its tensors"
         if not reason and site.reference == SELF and not all(map(np.all, map(np.isfinite, answers))):
-            reason = "the kernel's own answer is not finite, as where it leaves memory unwritten"
+            reason = NOT_FINITE
         if not reason:
             found.append(CheckedShape(small, inputs, answers, outputs, small in wide, seconds))
         return reason
@@ -115,7 +113,8 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
     late: list[dict[str, int]] = []
     last = last_resorts(dims)
     heavy = False
-    left = deque([*wide, *ladder(dims, _rank(seed), holds)])
+    rank = max((len(o.shape) for o in site.operands), default=0)
+    left = deque([*wide, *ladder(dims, rank, holds)])
     while left and len(found) < MOST_SHAPES and len(late) <= MOST_LATE:
         plain = left.popleft()
         few = thinned(seed, plain, holds, None) if heavy else plain
@@ -128,7 +127,8 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
             continue
         if not (reason := refused(small, LOOPED_SECONDS)):
             heavy = heavy or found[-1].seconds > RUN_GOAL
-            few = thinned(seed, small, holds, None) if heavy and small not in wide else small
+            few = thinned(seed, small, holds, None, THINNEST if small in wide else THIN) if heavy else small
+            wide += [few] if small in wide else []
             if few != small and not refused(few, LOOPED_SECONDS):
                 del found[-2]  # each is run for every kind of inputs and every value of a knob
             continue
@@ -165,19 +165,25 @@ def joined_reasons(reasons: Mapping[str, str]) -> str:
 
 
 def thinned(
-    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None
-) -> dict[str, int]:
+    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None,
+    least: Sequence[int] = THIN,
+) -> dict[str, int]:  # fmt: skip
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
     recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has. Of
-    heads that share those of another axis, both are made fewer."""
-    thin = dict(small)
+    heads that share those of another axis, both are made fewer, and of axes of one size in the call, too."""
+    thin, dims, deep = dict(small), seed.site.dims[0], {o.shape[-1] for o in seed.site.operands if o.shape}
     for place, name in enumerate(list(small)[:-1]):
-        many, size = programs_of(seed, thin), min(small[name], THIN[place % len(THIN)])
+        many, size = programs_of(seed, thin), least[place % len(least)]
         if slow is False and many <= MOST_PROGRAMS:
             break
-        shared = [n for n in small if 1 < small[n] < small[name] and seed.site.dims[0][name] % small[n] == 0]
-        for few in ({**thin, name: size}, *({**thin, name: size + size % 2, n: 2} for n in shared)):
+        less = [n for n in small if n not in deep and 1 < small[n] < small[name] and dims[n] < dims[name]]
+        shared = [n for n in less if dims[name] % small[n] == 0]
+        size = min(small[name], max(size + size % 2, 4) if shared else size)
+        alike = {n: size for n in small if dims[n] == dims[name] and thin[n] == thin[name]}
+        ways = (*({n: 2} for n in shared), alike)
+        for few in ({**thin, name: size}, *({**thin, name: size, **way} for way in ways)):
             own = programs_of(seed, few) * thin[name] == many * few[name] and few != thin
+            own = own and all(few[n] < few[name] for n in shared)
             if (own if slow is None else slow or programs_of(seed, few) < many) and holds(few):
                 thin = few
                 break

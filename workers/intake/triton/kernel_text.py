@@ -193,11 +193,8 @@ class _Transform(ast.NodeTransformer):
             *(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)),
         ]
         self._local = set(bound)
-        self._masks = masks_of(node)
         loops = (n.target for n in ast.walk(node) if isinstance(n, ast.For))
         self._counters = {target.id for target in loops if isinstance(target, ast.Name)}
-        tests = (n.test for n in ast.walk(node) if isinstance(n, ast.If | ast.While | ast.IfExp | ast.Assert))
-        self._tests = {id(n) for test in tests for n in ast.walk(test)}
         for name in bound:
             if name == "_" or name in mapping:
                 continue
@@ -209,18 +206,6 @@ class _Transform(ast.NodeTransformer):
             while new != name and (new in self._local or new in mapping.values()):
                 new += "_"
             mapping[name] = new
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """``and`` of masks, which Triton's compiler reads as of their elements and its interpreter as Python does."""
-        found = id(node) not in self._tests and is_mask(node, self._masks)
-        self.generic_visit(node)
-        if not found:
-            return node
-        kind = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        joined = node.values[0]
-        for value in node.values[1:]:
-            joined = ast.copy_location(ast.BinOp(joined, kind, value), node)
-        return joined
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -457,42 +442,3 @@ def _language(value: Any, name: str) -> str | None:
         if found is None or isinstance(value, bool | int | float | str) or value is None
         else f"tl.{found}"
     )
-
-
-# -- masks -------------------------------------------------------------------------------------------------
-
-_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-
-
-def is_mask(node: ast.expr, masks: Collection[str]) -> bool:
-    """Whether an expression is made of comparisons of numbers, and of names of such."""
-    if isinstance(node, ast.BoolOp):
-        return all(is_mask(value, masks) for value in node.values)
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.BitAnd | ast.BitOr) and all(
-            is_mask(part, masks) for part in (node.left, node.right)
-        )
-    if isinstance(node, ast.Subscript):
-        return is_mask(node.value, masks)
-    if isinstance(node, ast.Compare):
-        numbers = all(
-            not isinstance(part, ast.Constant | ast.JoinedStr)
-            or (isinstance(part, ast.Constant) and isinstance(part.value, int | float))
-            for part in node.comparators
-        )
-        return numbers and all(isinstance(op, _ORDERS) for op in node.ops)
-    return isinstance(node, ast.Name) and node.id in masks
-
-
-def masks_of(node: ast.FunctionDef) -> set[str]:
-    """Names that are assigned nothing but masks."""
-    assigned = [n for n in ast.walk(node) if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
-    found: set[str] = set()
-    for _ in range(2):  # masks made of masks
-        by_name: dict[str, bool] = {}
-        for one in assigned:
-            assert isinstance(one.targets[0], ast.Name)
-            name = one.targets[0].id
-            by_name[name] = by_name.get(name, True) and is_mask(one.value, found)
-        found = {name for name, mask in by_name.items() if mask}
-    return found

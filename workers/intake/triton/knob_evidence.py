@@ -153,7 +153,7 @@ def _moved_together(
     seed, wide = trials.seed, trials.wide
     echoes = [k.name for k in _alike(seed, knob) if k.echo]
     sides = [[v for v in knob.values if v < knob.default], [v for v in knob.values if v > knob.default]]
-    nearest = _nearest(knob)
+    nearest = [*_nearest(knob), *([] if knob.tiles else [1])]
     found: tuple[tuple[str, ...], list[int]] | None = None
 
     def tells(shape: CheckedShape) -> bool:
@@ -172,7 +172,7 @@ def _moved_together(
         )]  # fmt: skip
         if kept and all(passed):
             return way, kept
-        found = found or ((way, kept) if kept else None)
+        found = found or ((way, kept) if kept and knob.tiles else None)
     return found
 
 

@@ -1,9 +1,10 @@
 """Numbers of a recorded call as text, and the knobs that numbers and configurations among them become."""
 
 import ast
+import builtins
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilewright.workers.intake.source import traced_numbers
@@ -106,9 +107,11 @@ class KnobFinder:
         if key not in self._names:
             wanted = parameter if alone else f"{parameter}_{default}"
             name = self._names[key] = self._knob_name(wanted, launch)
-            self._add(
-                Knob(name, default, values_around(default), f"number in the launch at line {launch.line}")
+            source, tiles = (
+                f"number in the launch at line {launch.line}",
+                parameter in extents(launch.kernel.fn),
             )
+            self._add(Knob(name, default, values_around(default), source, tiles=tiles))
         return self._names[key]
 
     def _echo_of(self, value: int) -> str:
@@ -180,6 +183,30 @@ def _used(function: Any) -> frozenset[str]:
 def _configured(launch: Launch, key: str, default: int) -> tuple[int, ...]:
     """The values of ``key`` in the tuner's configurations; ``default`` in one that leaves it open."""
     return tuple(c[key] if isinstance(c.get(key), int) else default for c in launch.tuned)
+
+
+_SHAPED = re.compile(r"(.*\.)?(arange|zeros|full|reshape|view|broadcast_to|make_\w+|(static_)?range)|\w+")
+"""What takes shapes, places, and turns of loops; functions of the file may."""
+
+
+@functools.cache
+def extents(function: Any) -> frozenset[str]:
+    """Names of which a kernel makes shapes, places along an axis, and turns and steps of loops."""
+    nodes = list(ast.walk(definition(function)[0]))
+
+    def names(parts: Iterable[ast.AST]) -> set[str]:
+        return {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
+
+    found: set[str] = set()
+    for call in (n for n in nodes if isinstance(n, ast.Call)):
+        called = ast.unparse(call.func)
+        first = 2 if re.fullmatch(r"(.*\.)?(static_)?range", called) and len(call.args) > 1 else 0
+        if _SHAPED.fullmatch(called) and (called == "range" or called not in dir(builtins)):
+            found |= names([*call.args[first:], *call.keywords])
+    plain = [n for n in nodes if isinstance(n, ast.Assign | ast.AnnAssign) and n.value is not None]
+    for node in (n for n in reversed(plain) if not any(isinstance(m, ast.Call) for m in ast.walk(n.value))):  # type: ignore[arg-type]
+        found |= names([node.value]) if names([node]) - names([node.value]) & found else set()  # type: ignore[list-item]
+    return frozenset(found)
 
 
 @functools.cache

@@ -39,13 +39,13 @@ from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, negative_numbers
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import LARGE, Operand, operand_row
+from tilewright.workers.intake.operator import LARGE, Operand, operand_row, with_smaller
 from tilewright.workers.intake.source.knobs import MEANT
 from tilewright.workers.intake.source.load import load
 from tilewright.workers.intake.source.settings import SettingsRead
 from tilewright.workers.intake.triton.autograd_pair import AutogradPair, pair_of, with_gradients
 from tilewright.workers.intake.triton.call_site import CallSite, Seed, argument_names
-from tilewright.workers.intake.triton.checked_shapes import checked_shapes, may_be_joined
+from tilewright.workers.intake.triton.checked_shapes import NOT_FINITE, checked_shapes, may_be_joined
 from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
@@ -58,7 +58,6 @@ from tilewright.workers.intake.triton.knob_evidence import (
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
 from tilewright.workers.runners.triton.interpreter_rounding import repair
-from tilewright.workers.runners.triton.launch_guard import leave_interpreter_unguarded
 from tilewright.workers.runners.triton.tensors import load_module
 
 EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0, ahead=True)
@@ -67,7 +66,7 @@ OWN_DRAWS = 4
 
 TRYOUT, QUICK_SECONDS = 0.06, 0.3
 """Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
-there."""
+there, and of further ones with loops that kinds of inputs are tried on."""
 
 _OUTSIDE, _VALUE = (re.compile(rf"the name {name} is not defined") for name in (r"u\d+", r"I\d+_"))
 
@@ -155,6 +154,7 @@ def recorded(request: Request, paired: bool = True, *, whole: bool = False) -> t
 
         surely = None if site.reference == SELF else site.reference_takes
         site.operands, site.dims = dimensions.settle(raw, len(calls), works, surely=surely)
+        site.follow_longest()
         with SettingsRead(str(loader.home(path))) as read:
             text = site.module_at(site.dims[0], site.result_types(site.dims[0]))
         site.settings = read.found()
@@ -272,7 +272,6 @@ def _prepare_interpreter() -> None:
     builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
     builder.codegen_fns["min_dot_size"] = least
     repair()
-    leave_interpreter_unguarded()
 
 
 def seed_of(site: CallSite, text: KernelModule) -> Seed:
@@ -293,41 +292,46 @@ def seed_of(site: CallSite, text: KernelModule) -> Seed:
 
 
 def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule]:
-    """Modules that keep what arguments held where no kernel writes, as of a cache that is filled in places, and that
-    take numbers among the arguments for the sizes that they are."""
+    """Modules that keep what arguments held where no kernel writes, as of a cache that is filled in places, that take
+    numbers among the arguments for the sizes that they are, and one that has a single dimension where the reference
+    tells several of one size apart, as lengths of queries and of keys."""
     known = {text.source}
     types = [(tuple(t.shape), t.dtype) for t in text.outputs]
-    for follows, site.keeps_arguments in ((0, True), (1, False), (1, True), (2, False)):
-        if follows and not site.follow(parts=follows > 1):
+    site.followed.clear()
+    for follows, site.keeps_arguments in (
+        (0, False),
+        (0, True),
+        (1, False),
+        (1, True),
+        (2, False),
+        (3, False),
+    ):
+        if follows > 2:
+            site.followed.clear()
+        if (follows > 2 and not site.join_equal()) or (
+            0 < follows < 3 and not site.follow(parts=follows > 1)
+        ):
             continue
+        if follows > 2:
+            site.follow_longest()
         with stub_device(site.part):
             made = site.module_at(site.dims[0], types)
         torch.set_default_device("cpu")
-        if made.source not in known:
+        if follows > 2 or made.source not in known:
             known.add(made.source)
             yield made
     site.followed.clear()
     site.keeps_arguments = False
-    yield from _joined(site, text)
-
-
-def _joined(site: CallSite, text: KernelModule) -> Iterator[KernelModule]:
-    """The module with one dimension where the reference tells several of one size apart, as lengths of queries and of
-    keys, and the kernel does not."""
-    if site.join_equal():
-        with stub_device(site.part):
-            made = site.module_at(site.dims[0], [(tuple(t.shape), t.dtype) for t in text.outputs])
-        torch.set_default_device("cpu")
-        yield made
 
 
 def _drawn_or_given(
     site: CallSite, text: KernelModule, notes: list[str], patience: float
 ) -> tuple[Seed, list[CheckedShape] | str]:
-    """The checked shapes with operands that are drawn, or the caller's own where drawn ones will not do; else why not
-    of the first way."""
+    """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
+    drawn ones will not do; else why not of the first way."""
     ways, first = held(site.operands), ""
-    for way in ways:
+    within = dimensions.within_sizes(site.operands, site.dims[0])
+    for way in (ways[0], *([within] if within != ways[0] else []), *ways[1:]):
         site.operands = way
         seed = seed_of(site, text)
         shapes = checked_shapes(seed, notes, patience)
@@ -343,23 +347,28 @@ def _seed_with_shapes(
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
     seed, shapes = _drawn_or_given(site, text, notes, patience)
-    first = shapes
-    for other in taken_otherwise(site, text) if isinstance(shapes, str) else ():
-        seed = seed_of(site, other)
-        notes[:] = other.notes
-        shapes = checked_shapes(seed, notes, patience)
-        if not isinstance(shapes, str):
-            break
-    if isinstance(shapes, str):
-        raise Refusal(str(first))
-    before = site.operands, site.dims
-    for other in _joined(site, seed.text) if may_be_joined(site.dims[0], shapes) else ():
+    if NOT_FINITE in (shapes if isinstance(shapes, str) else " ".join(notes)):
+        usual, (site.operands, note) = site.operands, with_smaller(site.operands)
+        smaller = [note, *dict.fromkeys(text.notes)]
+        tried = _drawn_or_given(site, text, smaller, patience) if note else (seed, NOT_FINITE)
+        if isinstance(tried[1], str) or NOT_FINITE in " ".join(smaller):
+            site.operands = usual
+        else:
+            (seed, shapes), notes[:] = tried, smaller
+    first, before = shapes, (site.operands, site.dims, dict(site.followed))
+    alone = not isinstance(shapes, str) and all(shape.dims == site.dims[0] for shape in shapes)
+    few = isinstance(shapes, str) or alone or may_be_joined(site.dims[0], shapes)
+    for other in taken_otherwise(site, text) if few else ():
         own, own_notes = seed_of(site, other), list(other.notes)
         found = checked_shapes(own, own_notes, patience)
-        if isinstance(found, str) or len(found) <= len(shapes):
-            site.operands, site.dims = before
-        else:
-            seed, shapes, notes[:] = own, found, own_notes
+        if not isinstance(found, str) and (isinstance(shapes, str) or len(found) > len(shapes)):
+            kept = shapes if alone and site.dims is before[1] and not isinstance(shapes, str) else []
+            seed, shapes, notes[:] = own, [*found, *kept], own_notes
+            break
+    else:
+        site.operands, site.dims, site.followed = before
+    if isinstance(shapes, str):
+        raise Refusal(str(first))
     count, wanted = len(shapes[0].answers), len(seed.text.outputs)
     if count < wanted and isinstance(seed.reference, CompletedOracle):
         seed.reference.completed = True
@@ -397,8 +406,9 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
 def _judged(
     site: CallSite, text: KernelModule, notes: list[str], values: str, patience: float = 1.0
 ) -> Answer:
-    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. ``patience``: below 1, shapes
-    on which the interpreter is slow are for knobs alone, and there is so much less time to try kinds and values."""
+    """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. Shapes with loops on which the
+    interpreter is slow are for knobs alone, but for the quickest. ``patience``: below 1, all slow ones are, and there
+    is so much less time to try kinds and values."""
     _prepare_interpreter()
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
@@ -412,7 +422,9 @@ def _judged(
     work = Ahead(lambda: product_work(seed))
     work.begin([()])
     quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
-    every, shapes = shapes, quick if patience < 1.0 else shapes
+    loops = sorted((s for s in shapes if s.looped), key=lambda s: s.seconds)
+    slow = [s.dims for s in loops[1:] if s.seconds > QUICK_SECONDS]
+    every, shapes = shapes, quick if patience < 1.0 else [s for s in shapes if s.dims not in slow]
     small = [shape for shape in shapes if not shape.looped] or shapes
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     trials = Trials(seed, small, wide)
@@ -453,7 +465,7 @@ def _judged(
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": seed.reference.call,
         "precision": seed.reference.precision,
-        "check": [shape.dims for shape in shapes],
+        "check": [shape.dims for shape in (shapes if patience < 1.0 else every)],
         "small": [shape.dims for shape in small] if small is not shapes else [shapes[0].dims],
         "kinds": kinds.names,
         "spread": kinds.spread,

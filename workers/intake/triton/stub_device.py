@@ -166,7 +166,11 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
         (triton.knobs.runtime, "interpret", False),
         (autotuner.Autotuner, "run", _tuned),
         (triton, "cdiv", traced_numbers.call("triton.cdiv", lambda a, b: -(-a // b))),
-        (triton, "next_power_of_2", traced_numbers.call("triton.next_power_of_2", _next_power)),
+        (
+            triton,
+            "next_power_of_2",
+            traced_numbers.call("triton.next_power_of_2", lambda n: 1 << max(n - 1, 0).bit_length()),
+        ),
         (torch.cuda, "get_device_properties", properties),
         (torch.cuda, "get_device_capability", lambda *a: divmod(part["capability"], 10)),
         (torch.cuda, "get_device_name", lambda *a: str(part.get("product", "GPU"))),
@@ -244,7 +248,3 @@ def _asked(product: str) -> Callable[..., Any]:
         return run(["echo", product], *args, **kwargs)
 
     return asked
-
-
-def _next_power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

@@ -9,8 +9,6 @@ do nothing; in the simulation each costs a cycle. Nothing may be moved across th
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
@@ -27,15 +25,10 @@ def delayed(serialized: bytes) -> bytes:
             config, kernel = read.body_of(call)
             with kernel.module.context, ir.Location.unknown():
                 for op in [op for op in read.walk(kernel.function) if read.name_of(op) == "scf.if"]:
-                    for region in op.operation.regions:
-                        _delay(region)
+                    for block in [block for region in op.operation.regions for block in region.blocks]:
+                        with ir.InsertionPoint.at_block_begin(block):
+                            cycle = read.constant("i32", 1)
+                            for _ in range(_BUNDLES):
+                                ir.Operation.create("stable_mosaic.tpu.delay", operands=[cycle])
             read.replace_body(call, config, kernel.module)
         return read.serialized_module(module)
-
-
-def _delay(region: Any) -> None:
-    for block in region.blocks:
-        with ir.InsertionPoint.at_block_begin(block):
-            cycle = read.constant("i32", 1)
-            for _ in range(_BUNDLES):
-                ir.Operation.create("stable_mosaic.tpu.delay", operands=[cycle])

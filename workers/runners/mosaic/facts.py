@@ -30,7 +30,8 @@ _SOURCES_OF_DMA = ("tpu.enqueue_dma", "tpu.enqueue_indirect_dma")
 
 
 def fingerprint(serialized: bytes) -> str:
-    """Hash of what will be compiled, source locations and names of the source left out: 16 hex digits."""
+    """Hashes of what will be compiled, source locations and names of the source left out: 16 hex digits of the module
+    around the kernels, 16 of these."""
     with mlir.make_ir_context() as context:
         module = read.parse(serialized)
         digest = hashlib.sha256()
@@ -40,12 +41,12 @@ def fingerprint(serialized: bytes) -> str:
             body = base64.b64decode(config["custom_call_config"].pop("body"))
             bodies.append((json.dumps(config, sort_keys=True), body))
             call.attributes["backend_config"] = ir.StringAttr.get("", context)
-        digest.update(str(module.operation.get_asm(enable_debug_info=False)).encode())
+        around = hashlib.sha256(str(module.operation.get_asm(enable_debug_info=False)).encode())
     for config_text, body in bodies:
         digest.update(config_text.encode())
         with read.kernel_context():
             digest.update(str(ir.Module.parse(body).operation.get_asm(enable_debug_info=False)).encode())
-    return digest.hexdigest()[:16]
+    return around.hexdigest()[:16] + digest.hexdigest()[:16]
 
 
 def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any]:
@@ -55,31 +56,28 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
     """
     with mlir.make_ir_context():
         given = read.inlined(serialized)
-        unused = _unused_operands(given)
+        arguments = read.main_function(given).regions[0].blocks[0].arguments
+        unused = [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
         module = read.inlined(bound.folded if bound else serialized)
         main = read.main_function(module)
         calls = list(_kernel_calls(main))
         facts = {
             "operations": dict(Counter(read.name_of(op) for op in read.walk(main))),
-            "foreign_calls": sorted({read.target(op) for op in read.walk(main) if _is_foreign(op)}),
+            "foreign_calls": sorted(
+                {read.target(op) for op in read.walk(main) if read.name_of(op) == "stablehlo.custom_call"}
+                - {read.KERNEL_TARGET}
+            ),
             "constant_bytes": sum(_constant_bytes(op) for op in read.walk(read.main_function(given))),
             "unused_operands": unused,
-            "outputs_not_from_kernels": _foreign_outputs(main.regions[0].blocks[0]),
+            "outputs_not_from_kernels": [
+                n for n, value in enumerate(_last(main.regions[0].blocks[0])) if not _only_from_kernels(value)
+            ],
         }
         bodies = [json.loads(ir.StringAttr(c.attributes["backend_config"]).value) for c in calls]
     tables = bound.tables if bound and bound.tables else [{}] * len(bodies)
     facts["kernels"] = [_kernel_facts(body, known) for body, known in zip(bodies, tables, strict=True)]
     facts["fingerprint"] = fingerprint(serialized)
     return facts
-
-
-def _unused_operands(module: Any) -> list[int]:
-    arguments = read.main_function(module).regions[0].blocks[0].arguments
-    return [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
-
-
-def _is_foreign(op: Any) -> bool:
-    return read.name_of(op) == "stablehlo.custom_call" and read.target(op) != read.KERNEL_TARGET
 
 
 def _kernel_calls(module: Any) -> Iterator[Any]:
@@ -111,12 +109,6 @@ def _reaches_kernel(value: Any, seen: set[Any]) -> bool:
     return False
 
 
-def _foreign_outputs(block: Any) -> list[int]:
-    """Numbers of the results into which anything but kernels' results flows."""
-    terminator = block.operations[len(block.operations) - 1]
-    return [n for n, value in enumerate(terminator.operands) if not _only_from_kernels(value)]
-
-
 def _only_from_kernels(value: Any) -> bool:
     if isinstance(value.owner, ir.Block):
         return False
@@ -144,8 +136,11 @@ def _kernel_facts(config: dict[str, Any], tables: Tables) -> dict[str, Any]:
             "data_loops": taint.data_loops,
             "while_loops": taint.while_loops,
             "manual_dmas": sum(read.name_of(op) in _SOURCES_OF_DMA for op in read.walk(main)),
-            "loads_in_index_maps": sum(
-                _unknown_loads(other, _arguments(kernel, other, tables)) for other in kernel.index_maps
+            "loads_in_index_maps": sum(  # whose value is not known before the run
+                op.operation.operands[0] not in _arguments(kernel, other, tables)
+                for other in kernel.index_maps
+                for op in read.walk(other)
+                if "load" in read.name_of(op)
             ),
             "constant_bytes": sum(_constant_bytes(op) for op in read.walk(main)),
             "matmul_flops": flops,
@@ -156,12 +151,6 @@ def _arguments(kernel: read.MosaicKernel, function: Any, tables: Tables) -> set[
     """Arguments of a function of the kernel that are tables of known values."""
     seen = (number for number in tables if function is kernel.function or number < kernel.prefetched)
     return {kernel.argument(function, number) for number in seen}
-
-
-def _unknown_loads(index_map: Any, tables: set[Any]) -> int:
-    """Loads in the computation of a block's position whose value is not known before the run."""
-    loads = (op for op in read.walk(index_map) if "load" in read.name_of(op))
-    return sum(op.operation.operands[0] not in tables for op in loads)
 
 
 def _matmul_flops(kernel: read.MosaicKernel, tables: Tables) -> int | None:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,7 +175,9 @@ class MosaicKernel:
         placed ahead of the body's stores.
         """
         kind = str(self.argument(self.function, number).type)
-        if not (kind.startswith("memref<") and "xi32" in kind and "memory_space<smem>" in kind):
+        if not (
+            kind.startswith("memref<") and re.search(r"[<x]i32\b", kind) and "memory_space<smem>" in kind
+        ):
             return False
         uses = {f: list(self.argument(f, number).uses) for f in self.readers(number)}
         placed = any(found for function, found in uses.items() if function is not self.function)

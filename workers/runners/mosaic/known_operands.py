@@ -72,17 +72,15 @@ def _simplify_scalars(serialized: bytes) -> bytes:
     """The module with its kernels' scalar code written so that the simulator can follow it."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.parse(serialized)
-        changed = [_simplify_kernel(call) for call in read.walk(module) if read.is_kernel(call)]
-        return serialized_module(module) if any(changed) else serialized
-
-
-def _simplify_kernel(call: Any) -> bool:
-    config, kernel = body_of(call)
-    with kernel.module.context, ir.Location.unknown():
-        changed = with_known_sizes(kernel, {}) + without_divisions(kernel) > 0
-    if changed:
-        replace_body(call, config, kernel.module)
-    return changed
+        changed = False
+        for call in _calls(module):
+            config, kernel = body_of(call)
+            with kernel.module.context, ir.Location.unknown():
+                simplified = with_known_sizes(kernel, {}) + without_divisions(kernel) > 0
+            if simplified:
+                replace_body(call, config, kernel.module)
+            changed = changed or simplified
+        return serialized_module(module) if changed else serialized
 
 
 def _calls(main: Any) -> list[Any]:
@@ -97,7 +95,9 @@ def _fold(module: Any, known: Known) -> None:
     inferred: set[Any] = set(arguments)
     pure = []
     for op in block.operations:
-        if _is_pure(op) and _needs(op) <= inferred:
+        name = read.name_of(op)
+        is_pure = name == "func.call" or (name.startswith("stablehlo.") and name != "stablehlo.custom_call")
+        if is_pure and _needs(op) <= inferred:
             pure.append(op)
             inferred.update(op.operation.results)
     operands = dict.fromkeys(v for call in _calls(main) for v in call.operands)
@@ -146,11 +146,6 @@ def _values(operand: Any, known: Known) -> np.ndarray | None:
     if dense.is_splat:
         return np.full(shape, ir.IntegerAttr(dense.get_splat_value()).value, np.int32)
     return np.array(dense, dtype=np.int32).reshape(shape)
-
-
-def _is_pure(op: Any) -> bool:
-    name = read.name_of(op)
-    return name == "func.call" or (name.startswith("stablehlo.") and name != "stablehlo.custom_call")
 
 
 def _needs(op: Any) -> set[Any]:
@@ -256,18 +251,13 @@ def _write_tables(call: Any, known: Known) -> Tables:
                 placed = early and kernel.index_maps
                 _insert_stores(kernel, kernel.index_maps[0] if placed else kernel.function, written)
     replace_body(call, config, kernel.module)
-    _replace_constants(call, tables)
-    return tables
-
-
-def _replace_constants(call: Any, tables: Tables) -> None:
-    """Give a kernel other constants for tables it fills: XLA would make equal or counted values by operations."""
-    with ir.InsertionPoint(call):
+    with ir.InsertionPoint(call):  # other constants: equal or counted values XLA would make by operations
         for number, values in tables.items():
             if not isinstance(call.operands[number].owner, ir.Block):
                 squares = np.arange(values.size, dtype=np.int32).reshape(values.shape) ** 2
                 other = _attribute(squares)
                 call.operands[number] = stablehlo.ConstantOp(other).results[0]
+    return tables
 
 
 def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> None:

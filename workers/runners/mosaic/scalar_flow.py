@@ -341,7 +341,8 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
         return _Node(kind, results, tuple(place), value=table)
     operands = tuple(numbers[value] for value in operation.operands)
     if name == "arith.constant":
-        return _Node("constant", results, value=_integer(operation.attributes["value"]))
+        text = str(operation.attributes["value"]).split(":")[0].strip()
+        return _Node("constant", results, value=int({"true": "1", "false": "0"}.get(text, text)))
     if name == "arith.cmpi":
         predicate = int(ir.IntegerAttr(operation.attributes["predicate"]).value)
         return _Node("scalar", results, operands, _COMPARE[predicate])
@@ -350,11 +351,6 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
     if name == "arith.select":
         return _Node("scalar", results, operands, lambda c, a, b: a if c else b)
     return _Node("scalar", results, operands, _BINARY.get(name))
-
-
-def _integer(attribute: Any) -> int:
-    text = str(attribute).split(":")[0].strip()
-    return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text)
 
 
 def _control(operation: Any, name: str, results: tuple[int, ...], numbers: _Numbers) -> _Node:

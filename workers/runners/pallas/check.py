@@ -14,9 +14,10 @@ Answers, in order: one ``traced`` per id in ``lower`` (blob ``module``: portable
 (check workload, kind) with the outputs as arrays, or one ``error`` {phase, type, message}.
 """
 
+import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax._src.state import types as state
-from jax._src.state.indexing import NDIndexer
+from jax._src.state.indexing import NDIndexer, Slice
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
@@ -38,6 +39,7 @@ from tilewright.workers.runners.pallas.sampled_grid import Program, places
 from tilewright.workers.runners.pallas.trace import check_form, mesh_of, specs_of
 
 _GET, _STORE, _SWAP = interpreter.get.__wrapped__, interpreter.store.__wrapped__, interpreter.swap.__wrapped__
+_WAIT = interpreter.dma_wait
 _PARALLEL = interpreter._get_parallel_dim_semantics
 Place = tuple[Any, ...]
 """Device, core, memory and buffer."""
@@ -48,6 +50,12 @@ def install() -> None:
     vars(interpreter)["_get_parallel_dim_semantics"] = _parallel
     for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
         setattr(interpreter, name, interpreter.fail_on_exception(made))
+    vars(interpreter)["dma_wait"] = _dma_wait
+
+
+def _dma_wait(token: Any, *call: Any, **options: Any) -> Any:
+    """JAX's own wants the clock of who signalled, also where a copy of nothing is waited for."""
+    return _WAIT(token, *call, **options) if int(call[3]) else token
 
 
 def _parallel(params: Any, count: int) -> tuple[bool, ...]:
@@ -56,23 +64,27 @@ def _parallel(params: Any, count: int) -> tuple[bool, ...]:
 
 
 def _get(token: Any, *call: Any, **options: Any) -> Any:
-    ranges, views = _divided(call[4])
+    ranges, views = _divided(call)
     token, found = _GET(token, *call[:4], ranges, *call[5:], **options)
     return token, view_of(found, views)
 
 
 def _store(token: Any, *call: Any, **options: Any) -> Any:
-    ranges, views = _divided(call[4])
+    ranges, views = _divided(call)
     value = call[5]
     if views:
-        before = _GET(None, *call[:4], ranges, **{k: v for k, v in options.items() if k != "output_name"})[1]
+        # no read of the kernel's: the copy that stores would race with itself
+        at, shared = utils.to_range(jax.tree.map(int, ranges)), interpreter._get_shared_memory()
+        before, (shape, _), _ = shared.get_buffer_content(_key(call), at, 0, increment_clock=False)
+        if before is None or utils.is_range_out_of_bounds_for_shape(at, shape):
+            raise IndexError(f"out-of-bounds access of a reference: [{at}] of shape {shape}")
         value = put(before, views, np.array(value))
     return _STORE(token, *call[:4], ranges, value, *call[6:], **options)
 
 
 def _swap(token: Any, *call: Any, **options: Any) -> Any:
     """JAX's own takes a mask whose rows outnumber its columns for one that reaches out of the memory."""
-    ranges, views = _divided(call[4])
+    ranges, views = _divided(call)
     value, mask = np.array(call[5]), call[6]
     if not views and mask is None:
         return _SWAP(token, *call, **options)
@@ -87,10 +99,50 @@ def _swap(token: Any, *call: Any, **options: Any) -> Any:
     return _SWAP(token, *call[:4], ranges, changed, None, **options)[0], seen
 
 
-def _divided(transforms: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The ranges before the first view, and what follows."""
+@dataclass(frozen=True)
+class _Part:
+    """A view of part of a buffer along its first axis, from ``first`` on, as all of it: the rest is not looked at."""
+
+    shape: tuple[int, ...]
+    first: int
+
+
+def _key(call: Sequence[Any]) -> tuple[str, int, int, int]:
+    device, core, space, buffer = map(int, call[:4])
+    name = interpreter.TPU_MEMORY_SPACE_NAMES[space]
+    return name, buffer, device, interpreter._local_core_id_or_zero_if_hbm(core, name)
+
+
+def _divided(call: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The ranges before the first view, and what follows. Views of a whole buffer are of the part that they show:
+    copies may go on in the rest."""
+    transforms = call[4]
     count = next((n for n, t in enumerate(transforms) if not isinstance(t, NDIndexer)), len(transforms))
-    return tuple(transforms[:count]), jax.tree.map(int, tuple(transforms[count:]))
+    views = jax.tree.map(int, tuple(transforms[count:]))
+    held = interpreter._get_shared_memory().mem[_key(call)]
+    shape = tuple(held.logical_shape)
+    if count or not views or not shape:
+        return tuple(transforms[:count]), views
+    leaves, tree = jax.tree.flatten(views)
+    part = _shown(shape, np.dtype(held.dtype), tree, *leaves)
+    rows = (Slice(part.start, len(part)), *(Slice(0, size) for size in shape[1:]))
+    return (NDIndexer(rows, shape, ()),), (_Part(shape, part.start), *views)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shown(shape: tuple[int, ...], dtype: np.dtype[Any], tree: Any, *leaves: int) -> range:
+    """The part of a buffer along its first axis from the first to the last element that views show."""
+    axis = np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    first = last = np.broadcast_to(axis, shape)
+    for view in tree.unflatten(leaves):
+        if isinstance(view, state.BitcastTransform):
+            before, dtype = dtype.itemsize, np.dtype(view.dtype)
+            if (count := dtype.itemsize // before) > 1:
+                first, last = first[..., ::count, :], last[..., count - 1 :: count, :]
+            first, last = (np.repeat(a, max(1, before // dtype.itemsize), -2) for a in (first, last))
+        else:
+            first, last = view_of(first, [view]), view_of(last, [view])
+    return range(int(first.min()), int(last.max()) + 1) if first.size else range(0)
 
 
 def view_of(array: np.ndarray, views: Sequence[Any]) -> np.ndarray:
@@ -98,6 +150,9 @@ def view_of(array: np.ndarray, views: Sequence[Any]) -> np.ndarray:
     for view in views:
         if isinstance(view, NDIndexer):
             array = array[_within(array, view)]
+        elif isinstance(view, _Part):
+            part, array = array, np.zeros(view.shape, array.dtype)
+            array[view.first : view.first + len(part)] = part
         elif isinstance(view, state.ReshapeTransform):
             array = array.reshape(view.shape)
         elif isinstance(view, state.TransposeTransform):
@@ -119,6 +174,8 @@ def put(array: np.ndarray, views: Sequence[Any], value: np.ndarray) -> np.ndarra
         made = array.copy()
         made[_within(array, first)] = changed
         return made
+    if isinstance(first, _Part):
+        return changed[first.first : first.first + len(array)]
     if isinstance(first, state.TransposeTransform):
         return changed.transpose(np.argsort(first.permutation))
     if isinstance(first, state.BitcastTransform):
@@ -174,9 +231,11 @@ def run(job: Frame, answer: Answer) -> None:
     phase = "read"
     try:
         with mesh_of(job.data["chip"]):
-            artefacts = {w["id"]: _artefact(job, w["id"]) for w in job.data["workloads"]}
-            kernels = {}
+            artefacts, kernels = dict[str, Artefact](), {}
             for workload in job.data["workloads"]:
+                prefix = f"constant/{workload['id']}/"
+                held = {k.removeprefix(prefix): a for k, a in job.arrays.items() if k.startswith(prefix)}
+                artefacts[workload["id"]] = artefact_of(job.blobs[workload["id"]], held)
                 kernels[workload["id"]] = decode(artefacts[workload["id"]])
                 check_form(kernels[workload["id"]], workload)
             phase = "lower"
@@ -190,12 +249,6 @@ def run(job: Frame, answer: Answer) -> None:
                 _check(workload, check, kernels[name], artefacts[name].hash, job.arrays, answer)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its answer
         answer(Frame("error", {"phase": phase, **describe(error)}))
-
-
-def _artefact(job: Frame, name: str) -> Artefact:
-    prefix = f"constant/{name}/"
-    held = {k.removeprefix(prefix): a for k, a in job.arrays.items() if k.startswith(prefix)}
-    return artefact_of(job.blobs[name], held)
 
 
 def artefact_of(text: bytes, arrays: Mapping[str, np.ndarray]) -> Artefact:

@@ -2,9 +2,9 @@
 
 Job data: ``topology`` (such as ``tpu7x:1x1x1``), ``workloads`` [{id, inputs, outputs, calling_convention, known}],
 where ``known`` are values of operands by number (see ``workers.runners.mosaic.known_operands``),
-``facts_only`` ids that are described but not compiled, ``delays`` (whether conditional blocks get them, see
-``workers.runners.mosaic.branch_delays``); blobs: module by workload id. The dump flags are in
-LIBTPU_INIT_ARGS and name folders ``llo`` and ``prof`` of the working directory.
+``facts_only`` ids that are described but not compiled, ``alone`` (whether kernels are compiled without what is around
+them), ``delays`` (whether conditional blocks get them, see ``workers.runners.mosaic.branch_delays``); blobs: module by
+workload id. The dump flags are in LIBTPU_INIT_ARGS and name folders ``llo`` and ``prof`` of the working directory.
 Answers: one ``facts`` per workload (see ``workers.runners.mosaic.facts``), then one ``compiled`` per workload with
 the folder that holds its dumps, or one ``error``.
 """
@@ -24,7 +24,7 @@ from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners.failures import describe
 from tilewright.workers.runners.mosaic.branch_delays import delayed
 from tilewright.workers.runners.mosaic.facts import module_facts
-from tilewright.workers.runners.mosaic.isolated_kernels import restated
+from tilewright.workers.runners.mosaic.isolated_kernels import IsolatedKernels, isolated_kernels, restated
 from tilewright.workers.runners.mosaic.known_operands import bind
 
 Answer = Callable[[Frame], None]
@@ -53,12 +53,18 @@ def run(job: Frame, answer: Answer) -> None:
             module = modules[workload["id"]]
             if job.data["delays"]:
                 module = delayed(module)
-            compiled = _compile(workload, module, description.devices[0])
+            alone = isolated_kernels(module) if job.data["alone"] else restated(module)
+            compiled = _compile(workload, module, alone, description.devices[0])
             memory = compiled.memory_analysis()
-            folder = _keep_dumps(number)
+            # the next kernel of the same name would overwrite the dumps
+            kept = Path(f"workload{number}")
+            for name in ("llo", "prof"):
+                (kept / name).mkdir(parents=True)
+                for path in Path(name).iterdir():
+                    os.rename(path, kept / name / path.name)
             data = {
                 "workload": workload["id"],
-                "folder": folder,
+                "folder": str(kept),
                 "temporary_bytes": int(memory.temp_size_in_bytes),
             }
             answer(Frame("compiled", data))
@@ -66,7 +72,7 @@ def run(job: Frame, answer: Answer) -> None:
         answer(Frame("error", {"phase": phase, **describe(error)}))
 
 
-def _compile(workload: Mapping[str, Any], module: bytes, device: Any) -> Any:
+def _compile(workload: Mapping[str, Any], module: bytes, alone: IsolatedKernels | None, device: Any) -> Any:
     """AOT-compile for a device that is not there.
 
     AUTO layouts: with fixed ones XLA may insert relayout copies, which cost time and which libtpu's
@@ -74,7 +80,7 @@ def _compile(workload: Mapping[str, Any], module: bytes, device: Any) -> Any:
     (see ``workers.runners.mosaic.isolated_kernels``).
     """
     described = workload
-    if (alone := restated(module)) is not None:
+    if alone is not None:
         module, kinds = alone.module, {"inputs": alone.inputs, "outputs": alone.outputs}
         tensors = {name: [{"shape": s, "dtype": d} for s, d in each] for name, each in kinds.items()}
         described = {**workload, **tensors}
@@ -115,14 +121,3 @@ def _as_exported(workload: Mapping[str, Any], module: bytes, inputs: list[Any]) 
         uses_global_constants=False,
         _get_vjp=None,
     )
-
-
-def _keep_dumps(number: int) -> str:
-    """Move this workload's dumps aside: the next kernel of the same name would overwrite them."""
-    kept = Path(f"workload{number}")
-    kept.mkdir()
-    for name in ("llo", "prof"):
-        (kept / name).mkdir()
-        for path in Path(name).iterdir():
-            os.rename(path, kept / name / path.name)
-    return str(kept)

@@ -40,5 +40,6 @@ def run(job: Frame, answer: Callable[[Frame], None]) -> None:
         answer(held[-1])
         return
     workload["calling_convention"] = held[0].data["calling_convention"]
-    data = {"topology": job.data["topology"], "workloads": [workload], "delays": False, "facts_only": []}
+    ways = {"alone": False, "delays": False}
+    data = {"topology": job.data["topology"], "workloads": [workload], "facts_only": [], **ways}
     pallas_compile.run(Frame("pallas.compile", data, blobs={"probe": held[0].blobs["module"]}), answer)

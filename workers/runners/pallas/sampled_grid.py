@@ -57,7 +57,9 @@ class Program:
         self._equations: list[_Equation] = []
         self._outputs = self._flatten(closed, held)
         for equation in self._equations:
-            if equation.primitive.name != "pallas_call" and self._all_known(equation.operands):
+            if equation.primitive.name != "pallas_call" and all(
+                value.number < 0 or value.number in self._known for value in equation.operands
+            ):
                 self._evaluate(equation, self._known)
 
     def run(self, where: Places, settings: Any, *, whole: bool = False) -> list[np.ndarray]:
@@ -111,9 +113,6 @@ class Program:
     def _read(self, value: _Value, values: Mapping[int, Any]) -> Any:
         return value.literal if value.number < 0 else values[value.number]
 
-    def _all_known(self, operands: Sequence[_Value]) -> bool:
-        return all(value.number < 0 or value.number in self._known for value in operands)
-
     def _evaluate(self, equation: _Equation, values: dict[int, Any]) -> None:
         arrays = [self._read(value, values) for value in equation.operands]
         primitive, params = equation.primitive, dict(equation.params)
@@ -140,7 +139,8 @@ class Program:
             if not masks:
                 continue
             if equation.primitive.name == "pallas_call":
-                kernel = _Kernel(equation.params, [self._scalar(v) for v in equation.operands])
+                known = [v.literal if v.number < 0 else self._known.get(v.number) for v in equation.operands]
+                kernel = _Kernel(equation.params, known)
                 steps[equation.made] = kernel.indices(masks, whole)
                 reads = kernel.reads(steps[equation.made])
                 for place, _ in equation.params["input_output_aliases"]:  # what no step writes
@@ -153,9 +153,6 @@ class Program:
                     if value.number >= 0:
                         want(value, self._passed_on(equation, value, masks))
         return steps
-
-    def _scalar(self, value: _Value) -> Any:
-        return self._known.get(value.number) if value.number >= 0 else value.literal
 
     def _passed_on(self, equation: _Equation, value: _Value, masks: Mapping[int, np.ndarray]) -> np.ndarray:
         """Elements of an operand that wanted elements depend on: by the transposed operation, else all."""
@@ -212,7 +209,10 @@ class _Kernel:
         points = np.indices(self._grid).reshape(len(self._grid), math.prod(self._grid))
         needed = np.zeros(points.shape[1], dtype=bool)
         for number, mask in masks.items():
-            needed |= self._covers(outputs[number], points, mask)
+            mapping = outputs[number]  # of which a step's block may hold an element of the mask
+            starts, which = np.unique(self._starts(mapping, points), axis=0, return_inverse=True)
+            wanted = np.array([bool(mask[_block(mapping, start)].any()) for start in starts])
+            needed |= wanted[which.reshape(-1)]
         found = []
         for axis, size in enumerate(self._grid):
             chosen = np.unique(points[axis][needed])
@@ -234,12 +234,6 @@ class _Kernel:
                 mask[_block(mapping, start)] = True
             found.append(mask)
         return found
-
-    def _covers(self, mapping: Any, points: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Per step whether its block holds an element of the mask."""
-        starts, which = np.unique(self._starts(mapping, points), axis=0, return_inverse=True)
-        wanted = np.array([bool(mask[_block(mapping, start)].any()) for start in starts])
-        return wanted[which.reshape(-1)]
 
     def _starts(self, mapping: Any, points: np.ndarray) -> np.ndarray:
         """[steps, axes] first element of the block at each point [axes of the grid, steps]."""

@@ -24,7 +24,6 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair as rep
 from tilewright.workers.runners.triton.launch_guard import (
     Canaries,
     LaunchGuard,
-    leave_interpreter_unguarded,
     poison,
 )
 from tilewright.workers.runners.triton.tensors import Tensors, checked_results, load_module, torch_dtype
@@ -38,7 +37,6 @@ class Runner(TorchDevice):
         torch.set_default_device("cpu")
         # the CPU's allocator gives no memory a second time on demand: fresh memory is filled with NaN instead
         torch.set_deterministic_debug_mode("error")  # the other function for this imports the compiler: 6 s
-        leave_interpreter_unguarded()
         repair_interpreter()
         super().__init__("cpu", CpuClock())
         self.hello = {"torch": torch.__version__, "triton": triton.__version__, "device": config["product"]}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.library.torch_record import FRESH, RESET, VIEWS, ZEROS, ForeignWork
 
@@ -159,16 +159,3 @@ class LaunchGuard(TorchDispatchMode):
             raise ForeignWork("work outside the kernel: torch makes a tensor that is not contiguous")
         self._canaries.made.append(self._canaries.allocate(like, options.get("device") or source, fill))
         return self._canaries.made[-1]
-
-
-def leave_interpreter_unguarded() -> None:
-    """What Triton's interpreter itself does with torch is no work of the candidate's. Call once in a process."""
-    import triton.runtime.interpreter as interpreter
-
-    run = interpreter.GridExecutor.__call__
-
-    def outside(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return run(executor, *args, **kwargs)
-
-    interpreter.GridExecutor.__call__ = outside

@@ -11,6 +11,7 @@ from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argume
 
 _PRIME = (1 << 61) - 1
 _DEEPEST = 16
+_BOTH = (cst.BitAnd, cst.And)
 
 
 def within_bounds(kernel: TritonKernel, mask: cst.BaseExpression, starts: Sequence[str]) -> bool:
@@ -21,9 +22,7 @@ def within_bounds(kernel: TritonKernel, mask: cst.BaseExpression, starts: Sequen
     if isinstance(mask, cst.Name):
         value = kernel.value_of(mask.value)
         return value is not None and within_bounds(kernel, value, starts)
-    if isinstance(mask, cst.BinaryOperation) and isinstance(mask.operator, cst.BitAnd):
-        return all(within_bounds(kernel, side, starts) for side in (mask.left, mask.right))
-    if isinstance(mask, cst.BooleanOperation) and isinstance(mask.operator, cst.And):
+    if isinstance(mask, cst.BinaryOperation | cst.BooleanOperation) and isinstance(mask.operator, _BOTH):
         return all(within_bounds(kernel, side, starts) for side in (mask.left, mask.right))
     if isinstance(mask, cst.Subscript):
         return within_bounds(kernel, mask.value, starts)
@@ -60,7 +59,7 @@ def row_limit(kernel: TritonKernel, mask: cst.BaseExpression, starts: Sequence[s
 def _conjuncts(kernel: TritonKernel, mask: cst.BaseExpression) -> list[cst.BaseExpression]:
     if isinstance(mask, cst.Name) and (value := kernel.value_of(mask.value)) is not None:
         return _conjuncts(kernel, value)
-    if isinstance(mask, cst.BinaryOperation) and isinstance(mask.operator, cst.BitAnd):
+    if isinstance(mask, cst.BinaryOperation | cst.BooleanOperation) and isinstance(mask.operator, _BOTH):
         return [*_conjuncts(kernel, mask.left), *_conjuncts(kernel, mask.right)]
     return [mask]
 

@@ -9,7 +9,6 @@ from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
 from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     definitions,
-    keyword_parameters,
     small,
 )
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import When, pairs, when_of
@@ -41,7 +40,7 @@ class StaticNames:
     @cached_property
     def _opaque(self) -> set[str]:
         """Parameters that hold references or traced values: all but the kernel's keyword-only ones."""
-        keywords = set(keyword_parameters(self.function))
+        keywords = set(self.function.params.kwonly_params)
         return {
             node.name.value
             for node in walk(self.function)

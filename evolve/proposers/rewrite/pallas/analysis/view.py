@@ -11,7 +11,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     assigned_value,
     dedented,
     definitions,
-    keyword_parameters,
     parameter_access,
     parameters,
     reads_of,
@@ -143,7 +142,7 @@ class PallasCall:
     def keyword_names(self) -> list[str]:
         """Static parameters of the kernel: those after its references, and keyword-only ones."""
         positional = [p.name.value for p in parameters(self.function)][len(self.refs) :]
-        return positional + [p.name.value for p in keyword_parameters(self.function)]
+        return positional + [p.name.value for p in self.function.params.kwonly_params]
 
     def semantics(self) -> list[cst.Element] | None:
         """Elements of ``dimension_semantics``, None when the launch does not set them literally."""
