@@ -16,7 +16,7 @@ from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import LEAST_RECORDS, Racing
 from tilewright.evolve.proposers.portfolio import Portfolio
-from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.journal import Journal
@@ -93,10 +93,8 @@ class Reading:
 
 
 def search(path, suite, **plan):
-    archive = Archive(2, 20)
-    searcher = Portfolio(
-        [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(lambda source: SPACE)]
-    )
+    archive, spaces = Archive(2, 20), KnownSpaces(lambda source: SPACE)
+    searcher = Portfolio([ParameterProposer(archive, spaces), SurrogateProposer(spaces)])
     start = Start("first", Genome(KERNEL, dict.fromkeys("abcd", 0)))
     settings = {"seed": 1, "lag": 4, "islands": 2, **plan}
     racer = Racing(suite.workloads, archive)
