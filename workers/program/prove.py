@@ -22,8 +22,8 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
-from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text
-from tilewright.workers.program.launches import is_wrapped
+from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text, numbers
+from tilewright.workers.program.launches import is_wrapped, short
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
@@ -363,8 +363,9 @@ class Proof:
                 if number == since and not start:
                     noted = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
                     trains = bool(noted)
-                    tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
-                    noted |= {f"result {n}": t for n, t in enumerate(tensors)}
+                    noted |= {
+                        f"result {n} {short(t)}": numbers(t) for n, t in enumerate(found) if t.numel() > 1
+                    }
                     noted = {
                         name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
                         for name, t in noted.items()
@@ -423,11 +424,14 @@ Tensors = Mapping[str, torch.Tensor]
 def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool = False) -> str:
     """Why gradients and results are not the original's; empty where they are. ``nudged``: the original's with the last
     bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
+    if original.keys() != ours.keys():
+        lost, found = (sorted(a.keys() - b.keys()) for a, b in ((original, ours), (ours, original)))
+        return f"it gives {', '.join(found) or 'nothing'} where the original gives {', '.join(lost) or 'nothing'}"
     own, db = (_decibels(original, other) for other in (nudged, ours))
     if not db >= max(0.0, min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
         return f"results and gradients are {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
     for name, expected in original.items():
-        own, db = (_decibels({name: expected}, {name: other[name]}) for other in (nudged, ours))
+        own, db = (_decibels({name: expected}, {name: other.get(name, expected)}) for other in (nudged, ours))
         result = name.startswith("result ")
         if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
             return (

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewright.library.launch_replacement import Winner  # noqa: E402
+from tilewright.workers.program.calls import numbers  # noqa: E402
 from tilewright.workers.program.prove import LOOKS, Proof, gradient_fault, loss_test  # noqa: E402
 from tilewright.workers.program.step import Program  # noqa: E402
 
@@ -137,8 +138,25 @@ def test_a_small_parameter_that_loses_its_gradient_is_seen(
     assert ("norm.weight" in found) == lost, found
 
 
+def test_tokens_are_compared_one_by_one() -> None:
+    """Their norms are alike whatever they are; as many may change as last bits change."""
+    tokens = torch.randint(0, 32000, (4096,))
+    few, half = tokens.clone(), tokens.clone()
+    few[:40] += 1
+    half[::2] += 1
+    original, nudged, wrong = ({"result 0": numbers(t)} for t in (tokens, few, half))
+    assert not gradient_fault(original, nudged, nudged) and gradient_fault(original, nudged, wrong)
+    assert gradient_fault(original, original, wrong) and not gradient_fault(original, original, original)
+
+
 NORM_CODE = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())["norm"]
-HONEST = {"out": "x.float() * r * w", "dx": "dx", "dw": "dw"}
+HONEST = {
+    "out": "x.float() * r * w",
+    "dx": "dx",
+    "dw": "dw",
+    "dtype": "x.dtype",
+    "result": "Norm.apply(x, w)",
+}
 NORMS = {
     "as it was": ({}, ""),
     "rounded at other places": ({"out": "(x * r).to(x.dtype) * w.float()"}, ""),
@@ -146,6 +164,8 @@ NORMS = {
     "dropped gradient": ({"dw": "0 * dw"}, "0.0 dB"),
     "dropped later": ({"dw": "0 * dw if one and late else dw"}, "in step "),
     "last rows without gradient": ({"dx": "dx * (torch.arange(128) < 124)[:, None]"}, "dB from the original's"),
+    "another dtype": ({"dtype": "torch.float32"}, "float32[128, 64] where the original gives result 0 bfloat16"),
+    "a tuple of it": ({"result": "(Norm.apply(x, w),)"}, "where the original gives result as *"),
     "a term is missing": ({"dx": "r * g"}, "dB from the original's"),
     "noise": ({"dx": "dx + 0.1 * dx.norm() / dx.numel() ** 0.5 * noise"}, "dB from the original's"),
 }  # fmt: skip
