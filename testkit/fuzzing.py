@@ -18,6 +18,7 @@ import numpy as np
 
 from testkit import CORPUS
 from testkit.evaluations import candidate, failed
+from testkit.journals import journal_content
 from tilewright.evolve.campaign.config import load_config
 from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.proposers.llm.proposer import EditError, read_reply
@@ -144,7 +145,7 @@ def _file(data: bytes, folder: Path) -> object:
         (folder / name).unlink(missing_ok=True)
     (folder / "damaged.sqlite").write_bytes(data)
     with Journal(folder / "damaged.sqlite") as journal:
-        return journal.content(), journal.events()
+        return journal_content(journal), journal.events()
 
 
 def attempt(parser: Parser, data: bytes, folder: Path) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from testkit.evaluations import failed, figures, passed
+from testkit.journals import journal_content
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
@@ -97,4 +98,4 @@ def go(path: Path, the_plan: Plan, evaluator: Any, stop_after: int | None = None
 
 def content(path: Path) -> dict[str, Any]:
     with Journal(path) as journal:
-        return journal.content()
+        return journal_content(journal)

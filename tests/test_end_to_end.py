@@ -14,6 +14,7 @@ import yaml
 import tilewright as tw
 from testkit import FIXTURES
 from testkit.children import clean_environment, wait_until
+from testkit.journals import journal_content
 from testkit.spaces.tables import PoolAtOnce
 from tilewright.evolve.cli import main
 from tilewright.evolve.record.journal import Journal, is_running
@@ -48,7 +49,7 @@ def start(folder, *arguments, **environment):
 
 def content(folder, campaign):
     with Journal(folder / "home" / "campaigns" / campaign / "journal.sqlite") as journal:
-        return journal.content()
+        return journal_content(journal)
 
 
 def wait_for_an_evaluation(folder):

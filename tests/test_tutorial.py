@@ -16,6 +16,7 @@ import pytest
 import tilewright as tw
 from testkit import ROOT
 from testkit.children import clean_environment
+from testkit.journals import journal_content
 from tilewright.evolve.cli import main
 from tilewright.evolve.record.journal import Journal
 
@@ -133,7 +134,7 @@ def test_the_tutorial_runs_as_printed(session):
 
 def test_its_campaign_ends_in_a_verified_winner(session, journal):
     assert "tpu7x, modelled" in session.printed and "4/4 evaluations" in session.printed
-    record, finals, events = journal.content(), journal.references("final"), journal.events()
+    record, finals, events = journal_content(journal), journal.references("final"), journal.events()
     assert len(record["candidates"]) == len(record["evaluations"]) == 4
     seed, winner = next(iter(record["evaluations"].values())), finals["winner"]
     assert winner.verdict == "ok" and winner.fitness >= seed["fitness"] > 0
@@ -152,7 +153,7 @@ def test_its_lineage_is_in_mlflow(session, journal):
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId")]
     assert len([r for r in runs if r not in children]) == 1
     judged = [r for r in children if "verdict" in r.data.tags]
-    assert len(judged) >= len(journal.content()["evaluations"])
+    assert len(judged) >= len(journal_content(journal)["evaluations"])
 
 
 def test_status_and_report_read_what_is_there(session, tmp_path, capsys):

@@ -20,6 +20,7 @@ from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import Evaluator, Pool
+from tilewright.workers.cluster.settings import PoolUnavailable
 
 
 @dataclass
@@ -40,13 +41,19 @@ class References:
         self.inner.submit(job)
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        finished = []
+        """Raises PoolUnavailable where workers failed in the final check: that is no figure of a finalist."""
+        finished, fault = [], ""
         for index, evaluation in self.inner.wait(timeout_seconds):
-            if index in self._names:
-                name, scope = self._names.pop(index)
-                self.journal.add_reference(name, scope.value, evaluation)
-            else:
+            if index not in self._names:
                 finished.append((index, evaluation))
+                continue
+            name, scope = self._names.pop(index)
+            if evaluation.verdict is Verdict.INFRA_ERROR and scope is Scope.FINAL:
+                fault = f"the final check of {name} was not done: {evaluation.reason.removesuffix('.')}"
+            else:
+                self.journal.add_reference(name, scope.value, evaluation)
+        if fault:
+            raise PoolUnavailable(fault)
         return finished
 
     def drop(self, indices: Collection[int]) -> None:

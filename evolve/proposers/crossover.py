@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, inherit, offers, rewrite
 from tilewright.evolve.proposers.rule_credit import THEN, describe
-from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, changes
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, changes
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import Candidate, History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome, Value
@@ -35,9 +35,9 @@ class ParameterCrossover:
     name = "crossover"
     kind = MutationKind.CROSSOVER
 
-    def __init__(self, archive: Archive, spaces: SpaceOf | KnownSpaces) -> None:
+    def __init__(self, archive: Archive, spaces: KnownSpaces) -> None:
         self._archive = archive
-        self._spaces = KnownSpaces.of(spaces)
+        self._spaces = spaces
         self._fittest: list[tuple[float, int, Candidate]] = []
         self._folded = 0
 

@@ -71,16 +71,6 @@ class Archive:
         return len(self._islands)
 
     @property
-    def cells(self) -> Mapping[Cell, Elite]:
-        """The fittest elite of every cell over all islands."""
-        best: dict[Cell, Elite] = {}
-        for island in self._islands:
-            for cell, elite in island.items():
-                if cell not in best or _fitter(elite, best[cell]):
-                    best[cell] = elite
-        return MappingProxyType(best)
-
-    @property
     def per_workload(self) -> Mapping[str, tuple[Candidate, WorkloadFigures]]:
         """The fastest candidate of every workload."""
         return MappingProxyType(self._workloads)

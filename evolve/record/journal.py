@@ -61,9 +61,6 @@ WORKERS = "workers"
 TUNED = "tuned"
 """The entry of what a tuned function's module needs beside the campaign: one that is resumed ends with it, too."""
 
-VOLATILE = ("wall_seconds", "spent", "worker", "log")
-"""Fields of an evaluation that differ between runs of the same campaign."""
-
 
 @dataclass(frozen=True)
 class Event:
@@ -85,7 +82,6 @@ class Journal:
         self.path = path
         self._lock: IO[str] | None = None
         self._texts: dict[str, str] = {}
-        self._kept: dict[str, str] = {}
         if not create and not path.is_file():
             raise JournalError(f"no journal at {path}.")
         if write:
@@ -162,13 +158,11 @@ class Journal:
 
     def add_candidate(self, candidate: Candidate) -> None:
         genome, mutation = candidate.genome, candidate.mutation
-        source = self._kept.get(genome.source)
+        # Keyed by the exact text: declarations and comments are no part of a genome's identity but are part of what a
+        # resumed campaign must see again.
+        source = hashlib.sha256(genome.source.encode()).hexdigest()[:16]
         with self._writing():
-            if source is None:
-                # Keyed by the exact text: declarations and comments are no part of a genome's identity
-                # but are part of what a resumed campaign must see again.
-                source = hashlib.sha256(genome.source.encode()).hexdigest()[:16]
-                self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (source, genome.source))
+            self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (source, genome.source))
             self._db.execute(
                 "INSERT INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -186,10 +180,6 @@ class Journal:
                     time.time(),
                 ),
             )
-        if genome.source not in self._kept:
-            if len(self._kept) >= _MOST_TEXTS:
-                self._kept.clear()
-            self._kept[genome.source] = source
 
     def add_evaluation(self, index: int, evaluation: Evaluation) -> None:
         with self._writing():
@@ -283,18 +273,6 @@ class Journal:
         with self._reading():
             rows = self._db.execute("SELECT seq, kind, detail, at FROM events ORDER BY seq")
             return [Event(seq, kind, json.loads(detail), at) for seq, kind, detail, at in rows]
-
-    def content(self) -> dict[str, Any]:
-        """What two runs of one campaign must agree on: candidates and evaluations less volatile fields."""
-        candidates = [
-            [c.index, c.genome.id, list(c.parents), c.mutation.detail, c.generation, c.island, c.seen]
-            for c in self.candidates()
-        ]
-        evaluations = {
-            idx: evaluation.model_dump(mode="json", exclude=set(VOLATILE))
-            for _, idx, evaluation, _ in self.evaluations()
-        }
-        return {"candidates": candidates, "evaluations": dict(sorted(evaluations.items()))}
 
 
 def _take_lock(path: Path) -> IO[str]:

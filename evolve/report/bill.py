@@ -23,12 +23,14 @@ _SHORT = ("wall clock", "device", "tokens", "money", "gain")
 
 @dataclass(frozen=True)
 class ModelUse:
-    """Answers of a language model: ``accepted`` as candidates, ``passed`` of them every gate, ``refused`` before an
-    evaluation; ``failed`` calls had no answer. Tokens are those of accepted answers, and of all the rest.
+    """Answers of a language model: ``accepted`` as candidates, ``passed`` of them every gate, ``repeated`` of them
+    duplicates, ``refused`` before an evaluation; ``failed`` calls had no answer. Tokens are those of accepted answers,
+    and of all the rest.
     """
 
     accepted: int = 0
     passed: int = 0
+    repeated: int = 0
     refused: int = 0
     failed: int = 0
     tokens_accepted: int = 0
@@ -46,7 +48,8 @@ class ModelUse:
         made, others = cost(self.tokens_accepted), cost(self.tokens_refused)
         return (
             f"{counted(asked, 'question')}: {counted(self.accepted, 'candidate')} {made}, of which {self.passed} "
-            f"passed every gate; {self.refused} refused and {self.failed} unanswered {others}"
+            f"passed every gate and {self.repeated} repeated another; {self.refused} refused and {self.failed} "
+            f"unanswered {others}"
         )
 
     def tags(self, token_price: float, currency: str) -> dict[str, str]:
@@ -211,9 +214,11 @@ def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
     answers = [exchange for exchange in exchanges if not exchange.error]
     used = {n: e for e in answers if (n := int(e.salt.partition(".")[0] or -1)) in made}
     tokens = sum(exchange.tokens for exchange in used.values())
+    verdicts = [e.verdict for _, index, e, _ in journal.evaluations() if index in used]
     return ModelUse(
         accepted=len(used),
-        passed=sum(e.verdict is Verdict.OK for _, index, e, _ in journal.evaluations() if index in used),
+        passed=verdicts.count(Verdict.OK),
+        repeated=verdicts.count(Verdict.DUPLICATE),
         refused=len(answers) - len(used),
         failed=len(exchanges) - len(answers),
         tokens_accepted=tokens,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from testkit.journals import journal_content
 from testkit.toy_campaign import ShuffledEvaluator, go, judge, plan
 from tilewright.evolve.campaign.loop import StopReason
 from tilewright.evolve.errors import JournalError
@@ -56,7 +57,7 @@ def begun(path: Path) -> bool:
         return False
     try:
         with Journal(path, write=True) as journal:  # which mends what a kill has left half done
-            journal.content()
+            journal_content(journal)
     except JournalError as error:
         if "no such table: meta" in str(error) or "format None" in str(error):
             return False

@@ -152,6 +152,7 @@ def pool_of(cluster: Cluster, workers: int, patch: Any) -> RayPool:
     """The pool over actors of ``cluster``; ``patch`` is pytest's, or another with ``setattr``."""
     for module, name in ((ray_pool, "ray"), (ray_pool, "time")):
         patch.setattr(module, name, cluster)
+    patch.setattr(ray_pool, "missing_resource", lambda target: "")
     made = RayPool(pool_settings(count=workers))
     for number in range(workers):
         actor: Any = Actor(cluster)

@@ -113,6 +113,12 @@ def test_a_faint_tile_is_held_to_a_part_of_the_whole():
 def test_what_a_gate_leaves_to_one_element():
     assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True) == allowance(GATE, ROUNDED)
     assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True, inexact=True)
+    steady = [
+        allowance(SnrGate("a", "a", 45.0, short=n), least).steady
+        for n in (16, 256)
+        for least in (0.0, INEXACT)
+    ]
+    assert steady == [0.0, 0.0, 0.0, 7 * 2.0**-11]
     assert allowance(SnrGate("a", "a", 40.0)).rounded and not allowance(SnrGate("a", "a", 39.9)).rounded
     loose = allowance(SnrGate("a", "a", 20.0))
     assert objection(np.zeros((4, 4)), np.ones((4, 4)), loose) is None
@@ -471,6 +477,21 @@ def test_where_nothing_is_left_an_answer_is_one_rounding(off, passes):
     assert reading.passed, "a tie may go either way"
 
 
+@pytest.mark.parametrize(
+    ("past", "count", "passes"),
+    [(0.2, 10, True), (-0.2, 10, True), (0.2, 40, False), (0.5, 1, False), (-0.5, 1, False)],
+)
+def test_few_answers_just_past_a_tie_are_rounded_the_other_way(past, count, passes):
+    exact = np.random.default_rng(4).uniform(1.1, 1.9, (64, 96)) * 1000.0
+    some = exact.reshape(-1)[:count]
+    some[...] = np.round(some / 8) * 8 + 4.0 + past
+    found = exact.astype(ml_dtypes.bfloat16)
+    found.reshape(-1)[:count] = some - 2 * past
+    references = {"r": {"c": exact}, "s": {"c": np.zeros(exact.shape)}}
+    (reading,) = read_gates((SnrGate("g", "r", 45.0, slack="s"),), {"c": found}, references, "k")
+    assert reading.passed is passes, reading.detail
+
+
 def test_chance_of_noise_counts_what_each_element_may_be_off_by():
     wanted, found = np.full((8, 8), 1.0), np.full((8, 8), 1.0)
     rounded, unit = wanted.copy(), np.full((8, 8), 2.0**-7)
@@ -542,9 +563,10 @@ def test_what_is_usual_is_that_of_an_element_s_own_tile():
     codes = wanted.copy()
     codes[3, 50] += 20 * INEXACT
     assert turned_too_far(codes, wanted, INEXACT) is not None
-    assert not elements._outlying(np.full((40, 40), 0.01)).any(), (
-        "where none is outlying, nothing more is left"
-    )
+    size = np.full((40, 40), 0.01)
+    assert not elements._outlying(size).any(), "where none is outlying, nothing more is left"
+    size[2, 3] = 0.05
+    assert elements._outlying(size)[2, 3] == 0.05
 
 
 def test_what_is_usual_where_outliers_cross_grows_with_all_values():

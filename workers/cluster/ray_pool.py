@@ -153,6 +153,8 @@ class RayPool(QueuedPool):
     """Of a cluster that was joined."""
     _lost: deque[str] = field(default_factory=deque)
     """Sentences on lost nodes; Ray's thread writes them."""
+    _lacked: str = ""
+    """What no node had for the workers, when they were looked at last."""
     _folder: PoolFolder | None = None
     """Files of a Ray that is this pool's own."""
 
@@ -267,15 +269,20 @@ class RayPool(QueuedPool):
     def _assign(self) -> None:
         """Hand the queue to idle workers in service; with every worker lost, their errors are the answer.
 
-        While no node has a place for them nobody gets a job, since it would fail unseen: a node may join.
+        While no node has a place for them nobody gets a job, since it would fail unseen; from when one has, they have
+        their time to restart.
         """
         now = time.monotonic()
         served = any(worker.health.state is Service.IDLE for worker in self._workers)
         states = [worker.health.look(now) for worker in self._workers]
         if Service.IDLE in states and not served:  # after a loss of all, or at the start
             self._note_nodes()
-        lost = bool(self._queue) and all(state is Service.LOST for state in states)
-        lost = lost and not missing_resource(load_target(self.settings.target))
+        lost = bool(states) and all(state is Service.LOST for state in states)
+        if lost:
+            lacked, self._lacked = self._lacked, missing_resource(load_target(self.settings.target))
+            lost = not (lacked or self._lacked)
+            for worker in () if lost else self._workers:
+                worker.health.doubt(now)
         for worker, state in zip(self._workers, states, strict=True):
             failing = lost and not worker.health.silent
             if worker.job is None and self._queue and (failing or state is Service.IDLE):
@@ -294,7 +301,9 @@ class RayPool(QueuedPool):
         except RayError as error:
             how = "died" if isinstance(error, RayActorError) else "failed"
             evaluation = self._fault(job, f"worker {worker.number} {how}: {first_line(error)}")
-            worker.health.doubt(time.monotonic())
+            for other in self._workers:  # its node may be gone, with those that have no job to fail
+                if other is worker or other.job is None:
+                    other.health.doubt(time.monotonic())
         worker.job = worker.reply = None
         return self._settle(job, evaluation)
 

@@ -39,7 +39,7 @@ def loaded_module(path: Path) -> ModuleType:
     """A winner's module."""
     spec = importlib.util.spec_from_file_location(f"tilewright_tuned_{path.stem}", path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 

@@ -1,7 +1,6 @@
 """Parameter mutations without a model: local moves from the archive's elites, and random restarts."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
 
 import numpy as np
 
@@ -30,10 +29,6 @@ class KnownSpaces:
     Proposers of one campaign share one.
     """
 
-    @classmethod
-    def of(cls, spaces: SpaceOf | Self) -> Self:
-        return spaces if isinstance(spaces, KnownSpaces) else cls(spaces)
-
     def __init__(self, space_of: SpaceOf) -> None:
         self.space_of = space_of
         """Reads a space and remembers nothing."""
@@ -60,9 +55,9 @@ class ParameterProposer:
     name = "parameters"
     kind = MutationKind.PARAMETER
 
-    def __init__(self, archive: Archive, spaces: SpaceOf | KnownSpaces) -> None:
+    def __init__(self, archive: Archive, spaces: KnownSpaces) -> None:
         self._archive = archive
-        self._spaces = KnownSpaces.of(spaces)
+        self._spaces = spaces
 
     def propose(self, history: History, island: int, rng: np.random.Generator) -> Proposal | None:
         for _ in range(_TRIES):

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, SpaceOf, first_new
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, first_new
 from tilewright.evolve.proposers.surrogate.model import Model
 from tilewright.evolve.proposers.surrogate.records import Records, SourceRecords, misleads
 from tilewright.evolve.proposers.surrogate.view import View, codes_of
@@ -67,10 +67,10 @@ class SurrogateProposer:
     name = "surrogate"
     kind = MutationKind.PARAMETER
 
-    def __init__(self, spaces: SpaceOf | KnownSpaces, earlier: Sequence[SourceRecords] = ()) -> None:
+    def __init__(self, spaces: KnownSpaces, earlier: Sequence[SourceRecords] = ()) -> None:
         """``earlier`` are records of other campaigns, for the model to start from until they prove to mislead."""
         self._earlier = earlier
-        self._spaces = KnownSpaces.of(spaces)
+        self._spaces = spaces
         self._records = Records(self._spaces)
         self._view: View | None = None
         self._least_successes = 1 if earlier else LEAST_SUCCESSES

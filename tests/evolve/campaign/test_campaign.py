@@ -45,10 +45,7 @@ def test_duplicates_alone_end_a_campaign_as_a_resumed_one(tmp_path):
     for die_after in (9, None):
         evaluator = Table(np.random.default_rng(0), die_after, fault=known)
         with contextlib.suppress(KeyboardInterrupt):
-            assert (
-                go(tmp_path / "j", plan(evaluations=60), evaluator, create=die_after == 9)
-                is StopReason.DUPLICATES
-            )
+            assert go(tmp_path / "j", plan(evaluations=60), evaluator) is StopReason.DUPLICATES
     assert len(content(tmp_path / "j")["evaluations"]) == 5 + loop.DUPLICATES_LIMIT + plan().lag - 1
 
 

@@ -13,8 +13,10 @@ from tilewright.evolve.campaign.conclusion import RESERVES, Finals, References
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.report.data import load
 from tilewright.evolve.space.genome import Genome
+from tilewright.fitness.evaluation import Verdict
 from tilewright.seeds.operator import Scope
 from tilewright.workers.cluster.jobs import Job
+from tilewright.workers.cluster.settings import PoolUnavailable
 
 FINALISTS = [Genome("def build(): pass", {"x": x}) for x in range(3 + RESERVES + 2)]
 
@@ -81,3 +83,14 @@ def test_a_report_names_no_winner_where_a_finished_campaign_has_none(tmp_path):
         assert load(journal).winner is not None, "of one that goes on, the fittest so far"
         journal.add_event("finished", reason="evaluations", winner=None)
         assert load(journal).winner is None
+
+
+def test_a_worker_that_failed_is_no_figure_of_a_finalist(tmp_path):
+    lost = passed(FINALISTS[0]).model_copy(update={"verdict": Verdict.INFRA_ERROR, "reason": "no node."})
+    inner = SimpleNamespace(submit=lambda job: None, wait=lambda seconds: [(-1, lost), (5, lost)])
+    with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
+        references = References(inner, journal, 3)
+        references.request("finalist:a", Scope.FINAL, FINALISTS[0], verify=True)
+        with pytest.raises(PoolUnavailable, match=r"the final check of finalist:a was not done: no node$"):
+            references.drain(lambda: False)
+        assert not journal.references("final"), "a resume checks it"

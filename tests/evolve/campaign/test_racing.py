@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from testkit.evaluations import candidate, failed, figures, passed
+from testkit.journals import journal_content
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.conclusion import contenders
 from tilewright.evolve.campaign.config import Order
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start, StopReason
 from tilewright.evolve.campaign.racing import LEAST_RECORDS, Racing
 from tilewright.evolve.proposers.portfolio import Portfolio
-from tilewright.evolve.proposers.surrogate.local_moves import ParameterProposer
+from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.journal import Journal
@@ -92,10 +93,8 @@ class Reading:
 
 
 def search(path, suite, **plan):
-    archive = Archive(2, 20)
-    searcher = Portfolio(
-        [ParameterProposer(archive, lambda source: SPACE), SurrogateProposer(lambda source: SPACE)]
-    )
+    archive, spaces = Archive(2, 20), KnownSpaces(lambda source: SPACE)
+    searcher = Portfolio([ParameterProposer(archive, spaces), SurrogateProposer(spaces)])
     start = Start("first", Genome(KERNEL, dict.fromkeys("abcd", 0)))
     settings = {"seed": 1, "lag": 4, "islands": 2, **plan}
     racer = Racing(suite.workloads, archive)
@@ -139,7 +138,7 @@ def test_a_killed_campaign_stops_the_same_candidates(tmp_path, order):
     search(tmp_path / "killed", Suite(5), order=order)
     assert stopped(unbroken.history)
     with Journal(tmp_path / "unbroken") as one, Journal(tmp_path / "killed") as other:
-        assert one.content() == other.content()
+        assert journal_content(one) == journal_content(other)
 
 
 def test_workloads_that_speak_for_the_suite_are_screened_on():

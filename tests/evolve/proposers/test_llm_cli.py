@@ -7,6 +7,7 @@ import pytest
 
 from testkit import FIXTURES
 from testkit.evaluations import failed
+from testkit.journals import journal_content
 from testkit.llm_server import Answer, scripted_server
 from testkit.spaces.tables import PoolAtOnce
 from tilewright.evolve.cli import main
@@ -66,7 +67,7 @@ def journal_of(home, campaign):
 
 def content(home, campaign):
     with Journal(journal_of(home, campaign)) as journal:
-        return journal.content()
+        return journal_content(journal)
 
 
 def details(home, campaign, kind="llm"):

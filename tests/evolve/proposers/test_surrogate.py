@@ -93,7 +93,7 @@ def advance(proposer, history, until, lag=2):
 
 def test_several_sources_share_one_model():
     history = start()
-    advance(SurrogateProposer(space_of), history, 24)
+    advance(SurrogateProposer(KnownSpaces(space_of)), history, 24)
     assert history.best is not None
     assert history.best[0].genome.source == "b"
     assert history.best[0].genome.params["block"] == 64
@@ -101,11 +101,11 @@ def test_several_sources_share_one_model():
 
 def test_a_proposer_made_anew_goes_on_as_the_old_one():
     history = start()
-    proposer = SurrogateProposer(space_of)
+    proposer = SurrogateProposer(KnownSpaces(space_of))
     advance(proposer, history, 18)
     for index in (30, 31, 32):
         rng = lambda: np.random.default_rng([7, index])  # noqa: B023, E731
-        resumed = SurrogateProposer(space_of).propose(history, 0, rng())
+        resumed = SurrogateProposer(KnownSpaces(space_of)).propose(history, 0, rng())
         assert resumed == proposer.propose(history, 0, rng())
 
 
@@ -114,14 +114,14 @@ def test_so_it_does_when_it_looks_rarely(table, monkeypatch):
     monkeypatch.setattr(surrogate, "LOOK_ALWAYS", 0)
     monkeypatch.setattr(surrogate, "LOOK_SHARE", 10)
     archive = Archive(1, 10)
-    proposer = SurrogateProposer(table.space_of)
+    proposer = SurrogateProposer(KnownSpaces(table.space_of))
     start = Start("a", table.random_genome(np.random.default_rng(2)))
     plan = Plan([start], Budget(evaluations=61), 2, 4, must_pass=False)
     campaign = Campaign(plan, proposer, archive, TableEvaluator(table, 4), Nowhere())
     campaign.run()
     assert len({candidate.genome.id for candidate in campaign.history.candidates}) == 61
     rng = lambda: np.random.default_rng(5)  # noqa: E731
-    resumed = SurrogateProposer(table.space_of).propose(campaign.history, 0, rng())
+    resumed = SurrogateProposer(KnownSpaces(table.space_of)).propose(campaign.history, 0, rng())
     assert resumed == proposer.propose(campaign.history, 0, rng())
 
 

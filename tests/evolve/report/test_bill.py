@@ -55,7 +55,8 @@ def test_it_adds_up_and_prices_what_was_recorded(journal, tmp_path):
         "gain": "×2.00 over the best seed (h200, measured)",
     }.items() <= bill.rows().items()
     used = "1 000 000, 4 questions: 1 candidate (400 000 tokens, 4.00 EUR), of which 0 passed every gate"
-    assert bill.rows()["tokens"] == f"{used}; 2 refused and 1 unanswered (600 000 tokens, 6.00 EUR)"
+    rest = "and 0 repeated another; 2 refused and 1 unanswered (600 000 tokens, 6.00 EUR)"
+    assert bill.rows()["tokens"] == f"{used} {rest}"
     tags = {"accepted": "1", "passed": "0", "refused": "2", "failed": "1", "tokens": "1000000"}
     assert model_tags(data) == {f"llm.{k}": v for k, v in tags.items()} | {"llm.cost": "10.00 EUR"}
     expected = {

@@ -71,12 +71,12 @@ def test_while_no_node_is_left_no_job_uses_up_its_tries(monkeypatch):
     monkeypatch.setattr(ray_pool, "missing_resource", lambda target: "".join(lacks))
     pool, calls = RayPool(pool_settings(address="head:1")), []
     handle = SimpleNamespace(evaluate=SimpleNamespace(remote=lambda *arguments: calls.append(arguments)))
-    pool._workers = [Worker(handle, 0, Health(None, Service.LOST, _next=float("inf")))]
-    pool.submit(Job(7, genome(), 1))
-    assert not calls and pool.activity() == ["worker 0: lost"]
-    lacks.clear()
-    pool._assign()
-    assert len(calls) == 1, "their errors are the answer where a node has a place for them"
+    pool._queue.append(Job(7, genome(), 1))
+    for number, state in enumerate((Service.RESTARTING, Service.RESTARTING, Service.LOST)):
+        pool._workers = [Worker(handle, 0, Health(None, Service.LOST, _next=float("inf")))]
+        pool._assign()
+        assert pool._workers[0].health.state is state and len(calls) == (number == 2)
+        lacks.clear()  # a node has joined: time to restart, and from then on their errors are the answer
 
 
 def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path, capsys, monkeypatch):

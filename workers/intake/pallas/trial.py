@@ -38,6 +38,7 @@ from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand, operand_row
 from tilewright.workers.intake.pallas import knob_evidence
+from tilewright.workers.intake.pallas.block_sizes import kernels_in
 from tilewright.workers.intake.pallas.function_text import FollowedText
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, shaped
@@ -185,7 +186,8 @@ def judge(
     if reasons:
         return {"refusals": [{"line": 0, "what": what} for what in reasons]}
     alone = structure.timed_alone(beside)
-    moved = {label: 1 if alone else _moved(made, dims, starts[label]) for label, dims in timed.items()}
+    moved_by = _written if alone else _moved
+    moved = {label: moved_by(made, dims, starts[label]) for label, dims in timed.items()}
     if beside:
         names = [n.removeprefix("stablehlo.") for n in beside if not n.startswith(structure.ALONE)]
         then = "candidates may, too, and its time counts"
@@ -204,6 +206,13 @@ def judge(
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
     }  # fmt: skip
+
+
+def _written(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
+    """Bytes that kernels write, where they are timed alone; of one that changes operands in place none are sure."""
+    kernels = kernels_in(seed.closed(dims, params).jaxpr)
+    outputs = [v.aval for k in kernels if not k.params["input_output_aliases"] for v in k.outvars]
+    return max(1, sum(a.size * a.dtype.itemsize for a in outputs))
 
 
 def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
