@@ -179,11 +179,10 @@ class Proof:
         parts alone, which predict it, have half of that."""
         begun = time.monotonic()
         self.check_answers()
-        self._say(f"  answers of {len(self.parts)} part(s) compared in {time.monotonic() - begun:.0f} s")
         if self.parts:
             self._check_program()
         self._say(
-            f"  results, gradients compared in {time.monotonic() - begun:.0f} s, by {self._runs} run(s) of the step, "
+            f"  answers, gradients compared in {time.monotonic() - begun:.0f} s, by {self._runs} run(s) of the step, "
             f"whose set-ups took {self._setup_seconds:.0f} s"
         )
         for label, (first, *_) in self.parts.items():
