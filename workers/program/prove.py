@@ -438,11 +438,9 @@ def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool 
     bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
     if original.keys() != ours.keys():
         found, lost = (
-            ", ".join(n if n.startswith("result ") else f"the gradient of {n}" for n in sorted(some))
-            or "nothing"
-            for some in (ours.keys() - original.keys(), original.keys() - ours.keys())
+            ", ".join(sorted(a.keys() - b.keys())) for a, b in ((ours, original), (original, ours))
         )
-        return f"it gives {found} where the original gives {lost}"
+        return f"of results and gradients it gives {found or 'nothing'} where the original gives {lost or 'nothing'}"
     own, db = (_decibels(original, other) for other in (nudged, ours))
     if not db >= max(0.0, min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
         return f"results and gradients are {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
