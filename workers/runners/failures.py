@@ -12,6 +12,7 @@ _PLACE = re.compile(r"at \d+:\d+:")
 """How the text of Triton's errors begins."""
 
 _RAISED = re.compile(r"^\s*([A-Z]\w*): (.+)", re.M)
+LONGEST_LINE = 100
 _DEEPEST = 20
 """Causes of causes that are followed."""
 
@@ -36,8 +37,8 @@ def _message(error: BaseException) -> str:
     placed = [text for text in map(str, chain) if _PLACE.match(text)]
     if not placed or not _PLACE.match(str(error)):
         return str(error)
-    # the line of the kernel, then the line of what it calls: a helper of its own or Triton's library
-    lines = dict.fromkeys(_line(text) for text in (placed[0], placed[-1]))
+    # the line that is wrong, of a helper of the kernel's own or of Triton's library, then the kernel's own
+    lines = dict.fromkeys(_line(text) for text in (placed[-1], placed[0]))
     cause = placed[-1].rpartition("^")[2].strip()
     if not _PLACE.match(str(chain[-1])):  # the cause itself is none of Triton's errors
         cause = f"{type(chain[-1]).__name__}: {chain[-1]}".removesuffix(": ")
@@ -50,7 +51,7 @@ def _line(text: str) -> str:
     place, _, rest = text.partition("\n")
     excerpt, caret, _ = rest.rpartition("^")
     shown = (excerpt if caret else rest).strip().splitlines()
-    return f"{place} {shown[-1].strip()}" if shown else place
+    return f"{place} {shown[-1].strip()[:LONGEST_LINE]}" if shown else place
 
 
 def error_frame(phase: str, error: BaseException, *, spoiled: bool = False, **more: Any) -> Frame:

@@ -210,6 +210,7 @@ def plain_lower(a, b):
 
 @triton.jit
 def _in_parts(x_ptr, y_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK > 1, f"a block of {BLOCK}")
     for part in range(PARTS):
         at = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
@@ -217,7 +218,7 @@ def _in_parts(x_ptr, y_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 def in_parts(x):
     """A loop's counter as a tensor; torch's largest along an axis, and its running sum, beside the kernel."""
-    above = (x - x.max(dim=1, keepdim=True).values).cumsum(0)
+    above = (x - x.max(dim=1, keepdim=True).values).cumsum_(0).clamp_(max=1e9)
     y = torch.empty_like(x)
     _in_parts[(1,)](above, y, x.numel(), triton.cdiv(x.numel(), 64), BLOCK=64)
     return y

@@ -42,6 +42,8 @@ import triton
 import triton.language as tl
 from cache_of_kernels.launch import Entry, tables, tuner
 from cache_of_kernels.setup import HEAVY, VENDOR, needs
+from cache_of_kernels.built import prefixed
+import torch
 
 @Entry
 @triton.jit
@@ -59,6 +61,7 @@ def tuned(x, N: tl.constexpr):
 def tabled(x, N: tl.constexpr):
     tl.store(x, N)
 
+@torch.library.custom_op(prefixed("wrapper"), mutates_args={"x"})
 def wrapper(x):
     kept[(1,)](x, N=3 if VENDOR else 1)
 
@@ -94,6 +97,7 @@ def test_a_tuner_that_cannot_be_had_leaves_its_configurations(package):
 
 
 def test_what_a_package_does_to_set_itself_up_is_done_and_a_benchmark_is_not(package):
+    assert package.wrapper.__name__ == "wrapper"  # its decorator is given what a build makes
     assert package.VENDOR == "nvidia"  # and wrapper(None), which would fail, was not run
     assert not package.HEAVY, "what is optional may take seconds to import"
     assert package.needs() == "zipapp"

@@ -184,7 +184,8 @@ class PackageLoader(MetaPathFinder, Loader):
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(CallHooks().visit(statement)) if self._traced else statement
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
-                hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module)]
+                kernel = is_kernel(statement)
+                hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module, kernel)]
             why = _ran(hooked, path, flags, module)
             if why and isinstance(hooked, ast.FunctionDef):  # it may only annotate with what is not here
                 why = _ran(hooked, path, flags | __future__.annotations.compiler_flag, module)
@@ -253,12 +254,14 @@ def _usual(node: ast.ImportFrom, module: types.ModuleType) -> None:
             module.__dict__.setdefault(name, importlib.import_module(_USUAL[name]))
 
 
-def _absent(decorator: ast.expr, module: types.ModuleType) -> bool:
-    """Whether a decorator is of a package that is not here: it decorates nothing."""
+def _absent(decorator: ast.expr, module: types.ModuleType, kernel: bool) -> bool:
+    """Whether a decorator, or of another function than a ``kernel`` what it is given, is of a package that is not here:
+    it decorates nothing."""
     node = decorator
-    while isinstance(node, ast.Call | ast.Attribute):
+    while kernel and isinstance(node, ast.Call | ast.Attribute):
         node = node.func if isinstance(node, ast.Call) else node.value
-    return isinstance(node, ast.Name) and isinstance(module.__dict__.get(node.id), MissingName)
+    names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return any(isinstance(module.__dict__.get(name), MissingName) for name in names)
 
 
 _REGISTRATION = re.compile(r"(\w+\.)*(def(vjp|jvp|jvps)|define|impl|\w*register\w*)\(")

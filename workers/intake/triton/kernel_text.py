@@ -312,6 +312,9 @@ class _Transform(ast.NodeTransformer):
                 kept = self._owner.left_out if "assert" in called else self._owner.notes
                 kept.append(f"line {node.lineno}: {called} is dropped")
                 return None
+            if called == "static_assert":  # its message may be put together
+                del node.value.args[1:]
+                node.value.keywords = [k for k in node.value.keywords if k.arg == "cond"]
         node.value = self.visit(node.value)
         return node
 

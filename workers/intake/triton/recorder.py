@@ -286,6 +286,11 @@ class Recording(TorchFunctionMode):
     def _computed(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """torch computes something: by a kernel of ours where one can say it."""
         result = func(*args, **_meta(options))
+        plain = name.removesuffix("_")
+        if result is args[0] and plain in {*torch_kernels.COMPOSED, *torch_kernels.REDUCTIONS}:  # in place
+            with self:
+                self._assigned(args[0], getattr(torch.Tensor, plain)(*args, **options), name)
+            return args[0]
         made = _put_together(stored("same_as").get(name, name), args, options, result)
         if made is not None and isinstance(args[0], torch.Tensor) and self._var(args[0]) is not None:
             with self, contextlib.suppress(KeyError, TypeError):  # another power or option

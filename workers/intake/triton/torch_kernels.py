@@ -31,8 +31,8 @@ REDUCTIONS = frozenset(_START)
 
 def known(name: str) -> bool:
     """Whether a kernel of ours can do it."""
-    plain = stored("same_as").get(name, name)
-    return plain in {*REDUCTIONS, *COMPOSED} or any(plain.removesuffix("_") in stored(kind) for kind in KINDS)
+    plain = stored("same_as").get(name, name).removesuffix("_")  # also in place
+    return plain in {*REDUCTIONS, *COMPOSED} or any(plain in stored(kind) for kind in KINDS)
 
 
 # -- elementwise ---------------------------------------------------------------------------------------
