@@ -397,7 +397,8 @@ def _sizes(arguments: argparse.Namespace) -> int:
         _say(f"{bytes_text(bytes_of(folder)):>10}  {folder.name}")
     kept = [home / "mlflow.db", *(home / "mlartifacts").rglob("*")]
     size = sum(path.lstat().st_size for path in kept if path.is_file())
-    _say(f"{bytes_text(size):>10}  MLflow of all campaigns (mlflow.db takes 1 MiB even when it is empty)")
+    empty = " (an empty database takes 1 MiB)" if size and not campaigns(home) else ""
+    _say(f"{bytes_text(size):>10}  MLflow of all campaigns{empty}")
     return 0
 
 

@@ -546,6 +546,9 @@ def test_16_bit_answers_that_are_cut_lie_one_way():
     assert elements._one_way(wanted.astype(ml_dtypes.bfloat16), wanted.astype(np.float64), 0.01) is None
     half = (wanted.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float16)
     assert "one way" in elements._one_way(half, wanted.astype(np.float64), 0.01)
+    for count, seen in ((511, False), (512, True)):
+        few = np.resize(np.linspace(1.0, 1.9, count) + 2.0**-10, (64, 64))
+        assert bool(elements._one_way((np.floor(few * 128) / 128).astype("bfloat16"), few, 1 / 8)) is seen
 
 
 def test_where_slack_is_known_what_tiles_explain_is_looked_at_all_the_same():

@@ -49,6 +49,14 @@ def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
 
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of floats as it is; of integers, as of tokens, numbers that have as little to do with each other as they
+    are different: how far two are apart says nothing."""
+    if tensor.is_floating_point():
+        return tensor
+    return ((tensor.long() * 2654435761 >> 7) % 65536 - 32768).float()
+
+
 def call_text(values: list[Any], tree: Any) -> str:
     """A call as ``tilewright tune --args`` takes it."""
     args, kwargs = tree_unflatten(values, tree)
@@ -66,9 +74,17 @@ def answers(call: Callable[..., Any], values: list[Any], tree: Any, nudged: bool
             if t.is_floating_point() and t.element_size() > 1:
                 given[n] = t * (1 + LAST_BIT * torch.randint_like(t, -1, 2))
     args, kwargs = tree_unflatten([given.get(n, v) for n, v in enumerate(values)], tree)
-    returned = [t for t in tree_flatten(call(*args, **kwargs))[0] if torch.is_tensor(t)]
-    found = {f"result {n}": t.detach() for n, t in enumerate(returned)}
-    found |= {f"result in argument {n}": t.detach() for n, t in given.items()}
+    every, form = tree_flatten(call(*args, **kwargs))
+    every = [torch.tensor(v) if isinstance(v, float) else v for v in every]
+    returned = [t for t in every if torch.is_tensor(t)]
+    found = {f"result {n} {short(t)}": numbers(t.detach()) for n, t in enumerate(returned)}
+    others = [
+        repr(v) if isinstance(v, int | str | None) else type(v).__name__
+        for v in every
+        if not torch.is_tensor(v)
+    ]
+    found[f"result as {form} {' '.join(others)}".strip()] = torch.ones(())
+    found |= {f"result in argument {n}": numbers(t.detach()) for n, t in given.items()}
     roots = [t for t in returned if t.requires_grad]
     wanted = {n: leaf for n, leaf in leaves.items() if leaf.requires_grad}
     if roots and wanted:

@@ -77,7 +77,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
 
         layers = LinearLayers(shapes, once)
     replacements += map(_winner_of, map(Path, request.get("winners", ())))
-    proof = Proof(program, recorded, replacements, layers)
+    proof = Proof(program, recorded, replacements, layers, _say)
     if part == "tune":
         proof.check_answers()
         answer["left_out"] = proof.left_out

@@ -13,7 +13,8 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,8 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
-from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text
-from tilewright.workers.program.launches import is_wrapped
+from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text, numbers
+from tilewright.workers.program.launches import is_wrapped, short
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
@@ -147,9 +148,10 @@ class Proof:
 
     def __init__(
         self, program: Program, recorded: Recorded, replacements: Sequence[Replacement | Option | Winner],
-        layers: Any = None,
+        layers: Any = None, say: Callable[[str], object] = str,
     ) -> None:  # fmt: skip
-        self.program, self.recorded = program, recorded
+        self.program, self.recorded, self._say = program, recorded, say
+        self._runs, self._setup_seconds = 0, 0.0
         self.parts: dict[str, list[Any]] = {r.label: [r] for r in replacements if not r.pinned}
         """What is proved as one, by its label."""
         self.pins = [r for r in replacements if r.pinned]
@@ -173,23 +175,31 @@ class Proof:
         return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds."""
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds of a proof; those of the
+        parts alone, which predict it, have half of that."""
+        begun = time.monotonic()
         self.check_answers()
         if self.parts:
             self._check_program()
+        self._say(
+            f"  answers, gradients compared in {time.monotonic() - begun:.0f} s, by {self._runs} run(s) of the step, "
+            f"whose set-ups took {self._setup_seconds:.0f} s"
+        )
         for label, (first, *_) in self.parts.items():
             self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
         alone = {
             arm: self._installation(*(label for label, of in self.arms.items() if of != arm))
             for arm in self.arms.values()
         }
-        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **alone}, seconds) if alone else {}
+        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **alone}, seconds / 2) if alone else {}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
-            without: dict[str, Any] = {label: self._installation(label) for label in self.parts}
+            # without the only one, the step is as it was
+            without: dict[str, Any] = {n: self._installation(n) for n in self.parts if len(self.parts) > 1}
             rounds = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds)
             self.rounds["proof"] = rounds
-            parts, whole = {label: ratio(rounds, label, "*") for label in without}, ratio(rounds, "", "*")
+            whole = ratio(rounds, "", "*")
+            parts = {n: ratio(rounds, n, "*") if n in without else whole for n in self.parts}
             losing = [label for label, gained in parts.items() if not gained.low > 1.0]
             if not losing and whole.low > 1.0:
                 before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
@@ -352,7 +362,9 @@ class Proof:
         with contextlib.ExitStack() as stack:
             if not since:  # the setup may launch, too
                 stack.enter_context(change.installed())
+            begun = time.monotonic()
             step, losses, noted, trains = self.program.started(start), [], {}, False
+            self._runs, self._setup_seconds = self._runs + 1, self._setup_seconds + time.monotonic() - begun
             for number in range(steps):
                 if number == since:
                     stack.enter_context(change.installed())
@@ -363,8 +375,9 @@ class Proof:
                 if number == since and not start:
                     noted = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
                     trains = bool(noted)
-                    tensors = [t for t in found if t.numel() > 1 and t.is_floating_point()]
-                    noted |= {f"result {n}": t for n, t in enumerate(tensors)}
+                    noted |= {
+                        f"result {n} {short(t)}": numbers(t) for n, t in enumerate(found) if t.numel() > 1
+                    }
                     noted = {
                         name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
                         for name, t in noted.items()
@@ -423,11 +436,16 @@ Tensors = Mapping[str, torch.Tensor]
 def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool = False) -> str:
     """Why gradients and results are not the original's; empty where they are. ``nudged``: the original's with the last
     bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
+    if original.keys() != ours.keys():
+        found, lost = (
+            ", ".join(sorted(a.keys() - b.keys())) for a, b in ((ours, original), (original, ours))
+        )
+        return f"of results and gradients it gives {found or 'nothing'} where the original gives {lost or 'nothing'}"
     own, db = (_decibels(original, other) for other in (nudged, ours))
     if not db >= max(0.0, min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
         return f"results and gradients are {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
     for name, expected in original.items():
-        own, db = (_decibels({name: expected}, {name: other[name]}) for other in (nudged, ours))
+        own, db = (_decibels({name: expected}, {name: other.get(name, expected)}) for other in (nudged, ours))
         result = name.startswith("result ")
         if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
             return (

@@ -24,6 +24,7 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "fitness/elements.py": {
         "FLUSHED = - 101": "no type has its least exponent there",
+        "columns = np.median(tiles, axis=0, keepdims=False)": "the first axis is made again where it meets others",
         "zeros = (found <= 0) & (wanted != 0)": "what is not surely explained is looked at as a whole",
         "over = np.isfinite(wide) // (np.sign(found) == np.sign(wide)) & (np.abs(found) >= top)": (
             "of truths the same: by zero, numpy divides to zero"

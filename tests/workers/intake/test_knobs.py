@@ -25,20 +25,18 @@ CASES: dict[str, tuple[Callable[..., bool], tuple[str, ...] | None, list[int]]] 
     "a bound from below": (lambda BM, **_: BM >= 64, (), [128, 256, 512]),
     "a meaning": (lambda BM, **_: BM == 64, None, []),
     "a window longer than the shapes": (lambda BM, **_: BM >= 16, None, []),
-    "an order of tiles": (lambda BM, **_: True, (), BOTH),
 }
 
 
-def _reaching(tl: Any, x: Any, n: Any, REACH: Any, GROUP: Any, HALF: Any, BN: Any, D: Any) -> None:
+def _reaching(tl: Any, x: Any, n: Any, REACH: Any, GROUP: Any, BM: Any, BN: Any, D: Any) -> None:
     first = tl.maximum(0, n - REACH)
-    width = HALF * 2
-    at = tl.arange(0, width)
+    at = tl.arange(0, 2 * BM)
     for start in tl.range(first, n // GROUP, BN):
         tl.load(x + start + at[None, :] * D + tl.zeros([D], x.dtype))
 
 
 def test_what_a_kernel_makes_tiles_of():
-    assert [name in extents(_reaching) for name in ("REACH", "GROUP", "HALF", "BN", "D")] == [0, 0, 1, 1, 1]
+    assert [name in extents(_reaching) for name in ("REACH", "GROUP", "BM", "BN", "D")] == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -46,7 +44,7 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
     monkeypatch.setattr(knob_evidence, "blanks", lambda seed, dims, device: {})
     monkeypatch.setattr(knob_evidence, "launch_arguments", lambda seed, params, tensors: dict(params))
     passes, ties, values = CASES[name]
-    tiles = name not in ("a window longer than the shapes", "an order of tiles")
+    tiles = name != "a window longer than the shapes"
     knobs = [Knob(n, v, values_around(v), "", echo=n in ECHOES, tiles=tiles) for n, v in NUMBERS.items()]
     seed: Any = SimpleNamespace(text=SimpleNamespace(knobs=knobs, ties={}), defaults=NUMBERS)
 

@@ -68,7 +68,7 @@ def scale(x):
 """
 TUNED_CASES = {
     "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "results and gradients are 26.0 dB"),
-    "winner without a gradient": ("2.0", ".detach()", "results and gradients are"),
+    "winner without a gradient": ("2.0", ".detach()", "it gives nothing where the original gives argument 0"),
 }  # fmt: skip
 
 
@@ -255,23 +255,20 @@ NO_WINNERS = {
 
 
 @pytest.mark.parametrize("served", NO_WINNERS)
-def test_a_file_that_is_no_winner_is_refused_in_a_sentence(tmp_path: Path, served: str) -> None:
+def test_a_file_that_is_no_winner_is_refused_in_a_sentence_and_one_may_name_a_winner(
+    tmp_path: Path, served: str
+) -> None:
     pytest.importorskip("torch")
     from tilewright.workers.program import main
 
     (tmp_path / "won.py").write_text(f"raise SystemExit('it ran')\nSERVED = {served}")
     with pytest.raises(main.BadStep, match=NO_WINNERS[served]):
         main._winner_of(tmp_path / "won.py")
-
-
-def test_a_file_of_replacements_may_hold_a_tuned_function(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from tilewright.library.launch_replacement import Winner
-    from tilewright.workers.program import main
-
-    text = "from tilewright.library.launch_replacement import Winner\nREPLACEMENTS = [Winner('a', 'f', 'won.py')]"
-    (tmp_path / "with_winner.py").write_text(text)
-    assert main._of_file(tmp_path / "with_winner.py") == [Winner("a", "f", str(tmp_path / "won.py"))]
+    named = tmp_path / f"names_{len(served)}.py"
+    named.write_text(
+        "from tilewright.library.launch_replacement import *\nREPLACEMENTS = [Winner('a', 'f', 'won.py')]"
+    )
+    assert [r.file for r in main._of_file(named)] == [str(tmp_path / "won.py")]
 
 
 def scale(x: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[name-defined]  # noqa: F821

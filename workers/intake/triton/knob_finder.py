@@ -4,7 +4,7 @@ import ast
 import builtins
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilewright.workers.intake.source import traced_numbers
@@ -192,20 +192,13 @@ _SHAPED = re.compile(r"(.*\.)?(arange|zeros|full|reshape|view|broadcast_to|make_
 @functools.cache
 def extents(function: Any) -> frozenset[str]:
     """Names of which a kernel makes shapes, places along an axis, and turns and steps of loops."""
-    nodes = list(ast.walk(definition(function)[0]))
-
-    def names(parts: Iterable[ast.AST]) -> set[str]:
-        return {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
-
     found: set[str] = set()
-    for call in (n for n in nodes if isinstance(n, ast.Call)):
+    for call in (n for n in ast.walk(definition(function)[0]) if isinstance(n, ast.Call)):
         called = ast.unparse(call.func)
         first = 2 if re.fullmatch(r"(.*\.)?(static_)?range", called) and len(call.args) > 1 else 0
         if _SHAPED.fullmatch(called) and (called == "range" or called not in dir(builtins)):
-            found |= names([*call.args[first:], *call.keywords])
-    plain = [n for n in nodes if isinstance(n, ast.Assign | ast.AnnAssign) and n.value is not None]
-    for node in (n for n in reversed(plain) if not any(isinstance(m, ast.Call) for m in ast.walk(n.value))):  # type: ignore[arg-type]
-        found |= names([node.value]) if names([node]) - names([node.value]) & found else set()  # type: ignore[list-item]
+            parts: list[ast.AST] = [*call.args[first:], *call.keywords]
+            found |= {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
     return frozenset(found)
 
 

@@ -320,7 +320,6 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
         if follows > 2 or made.source not in known:
             known.add(made.source)
             yield made
-    site.followed.clear()
     site.keeps_arguments = False
 
 
