@@ -143,9 +143,7 @@ class Campaign:
     _artefacts: set[str] = field(default_factory=set)
     _integrated: int = 0
     _duplicates: int = 0
-    _alike: int = 0
-    """Duplicates since the last evaluation that was none."""
-
+    _alike: int = 0  # duplicates since the last evaluation that was none
     _began: float = field(default_factory=time.monotonic)
     _closing: StopReason | None = None
     _interrupted: bool = False

@@ -389,6 +389,8 @@ class _Transform(ast.NodeTransformer):
             _by_own_name(node, self._counters)
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "range":
+            node.keywords.clear()  # as the compiler does: what is said to it holds for ``tl.range`` alone
         if name and name == self._owner.spelt("pow") and (exponent := whole_exponent(node)):
             node.func = ast.copy_location(ast.Name(self._owner.written(f"pow{exponent}"), ast.Load()), node)
             del node.args[-1]
