@@ -28,8 +28,9 @@ INEXACT = 2.0**-8
 """The same of accumulators that keep 14 bits of products of 8-bit floats."""
 
 STEADY, ONE_SIGN = 2.0**-11, 6.0
-"""Share that each 32 products after the first lose of a sum of one sign, one so many times the usual size: they are cut
-at 13 places of half the sum, and half of them, normal ones, lose half of a place."""
+"""Share of a sum of one sign that the matrix unit loses with each 32 products after the first 32, and how many times
+the usual size a sum must have to count as one of one sign. The unit cuts products at 13 places of half the sum; half of
+the products lose half of such a place."""
 
 NOISE_DB = 1.5
 """How much more noise there may be than rounding and an eighth of ``worst`` make."""
@@ -78,8 +79,8 @@ class Allowance:
 
     ``rounded``: the noise of the whole is judged, too. ``zero``: the share below which an element may be a zero, where
     that is not ``sign``: sums of other roundings come near zero, and do not hit it. ``rare``: the share of elements,
-    and two, that may be off by more than ``ROUNDED``. ``lean``: see ``_one_way``. ``steady``: the share that
-    sums of one sign may lose beside.
+    and two, that may be off by more than ``ROUNDED``. ``lean``: see ``_one_way``. ``steady``: the share of a
+    sum of one sign that may be lost in addition.
     """
 
     worst: float

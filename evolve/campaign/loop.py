@@ -91,8 +91,8 @@ INFRASTRUCTURE_LIMIT = 5
 """Infrastructure faults in a row that end a campaign: going on would only burn budget."""
 
 DUPLICATES_LIMIT = 24
-"""Duplicates in a row that end a campaign: each is compiled first. Where every second proposal is one, as of kernels
-with few parameters, so many follow each other once in 16 million times."""
+"""Duplicates in a row that end a campaign, since each is compiled before it is known. Where every second proposal is a
+duplicate, as with few parameters, a run of 24 comes by chance once in 16 million times."""
 
 PATIENCE_SECONDS = 1.0
 """How long evaluations in flight may still finish after a budget of seconds is spent."""

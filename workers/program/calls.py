@@ -50,9 +50,9 @@ def _copied(value: Any) -> Any:
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of floats as it is; of integers, as of tokens, numbers that have as little to do with each other as they
-    are different: how far two are apart says nothing."""
-    if tensor.is_floating_point():
+    """A tensor of floats or complex numbers as it is. Integers, such as tokens, become scattered floats: two that
+    differ are far apart, however near the integers are."""
+    if tensor.is_floating_point() or tensor.is_complex():
         return tensor
     return ((tensor.long() * 2654435761 >> 7) % 65536 - 32768).float()
 

@@ -63,6 +63,8 @@ SPECIAL_DRAWS = 8
 LONE_DRAWS = 12
 """Draws in which each of three operands is the huge one but for one chance in a hundred."""
 
+SEVERAL_DRAWS = dict.fromkeys((*SPECIAL, PADDED), SPECIAL_DRAWS) | {"lone": LONE_DRAWS}
+
 SEED = 17
 
 AT_ONCE = 8
@@ -309,13 +311,7 @@ class InputKinds:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
         is the largest error to what a campaign sees."""
         most = LARGEST if family(kind) in EXTREME else MOST_ANSWER
-        several = (
-            SPECIAL_DRAWS
-            if family(kind) in (*SPECIAL, PADDED)
-            else LONE_DRAWS
-            if family(kind) == "lone"
-            else 0
-        )
+        several = SEVERAL_DRAWS.get(family(kind), 0)
         asked = [(self._probe, seed) for seed in range(max(several, self._effort.draws))]
         runs = range(several) if several else self._effort.kernel_draws
         own = [place for place, (_, seed) in enumerate(asked) if seed in runs]

@@ -112,9 +112,9 @@ def draws(
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
-    ``_usual``; ``alike``: equal operands; ``padded``, ``ties``: see there; ``faint``, ``huge``, ``lone``,
-    ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows of one
-    value, too; ``given``: the caller's own where they are of this shape. Integers are as the call bounds them
+    ``_usual``; ``alike``: equal operands; ``padded``: see ``_padded``; ``ties``: see ``_ties``; ``faint``, ``huge``,
+    ``lone``, ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows
+    of one value, too; ``given``: the caller's own where they are of this shape. Integers are as the call bounds them
     (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises LookupError for an
     operand that has the caller's own values alone, elsewhere."""
     made: dict[str, np.ndarray] = {}

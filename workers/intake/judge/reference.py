@@ -70,7 +70,6 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 
 
 @functools.cache
-@functools.cache
 def _process_of(source: str) -> Callable[..., Any]:
     """A process for each different module, which answers as often as it is asked."""
     from tilewright.workers.intake.judge.self_reference import ModuleProcess

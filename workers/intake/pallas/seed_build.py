@@ -226,9 +226,7 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
             for of, block in zip(
                 given[count + mapping.num_index_operands :], mapping.block_mappings, strict=False
             ):
-                place = (
-                    block.index_map_jaxpr.jaxpr
-                )  # which may depend on integers beside the axes of the grid
+                place = block.index_map_jaxpr.jaxpr  # may depend on integers beside the axes of the grid
                 integers = set(place.invars[len(mapping.grid) :])
                 asked = (v for e in place.eqns for v in e.invars if not isinstance(v, Literal))
                 found |= of if integers.intersection(asked) else set()
