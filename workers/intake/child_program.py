@@ -55,6 +55,7 @@ def answer_request(answer_to: Callable[[Request], Answer], own_folder: bool = Fa
     ``own_folder``: the line may be of any file in the folder of the request's file, else of that file alone.
     """
     request = json.load(sys.stdin)
+    sys.path.append(os.getcwd())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the user's code prints is no answer
     try:
