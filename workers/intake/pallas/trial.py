@@ -129,9 +129,11 @@ def judge(
     effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
     if isinstance(module, Original):  # a candidate is the same function, with other sizes
         effort = replace(effort, seconds=effort.seconds / 2)
-    kinds = InputKinds(operands, shapes, oracle, run_all, effort, factors, module.source(""), numbers)
+    # of a kernel that is its own judge nothing is off, and each answer is a run
+    tried = shapes if isinstance(oracle, Oracle) else [min(shapes, key=lambda shape: shape.elements)]
+    kinds = InputKinds(operands, tried, oracle, run_all, effort, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
-    if isinstance(oracle, Oracle):  # of a kernel that is its own judge nothing is off
+    if isinstance(oracle, Oracle):
         _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
     notes = kinds.notes
@@ -262,20 +264,21 @@ def _oracle(reference: str, call: Call, operands: Sequence[Operand], places: Seq
 
 def _takes(oracle: Oracle, dims: Mapping[str, int], operands: Sequence[Operand]) -> bool:
     """Whether the reference takes operands of these sizes: asked on shapes alone where it is of JAX."""
-    names = ", ".join(o.name for o in operands)
     for call in oracle.calls:
         with contextlib.suppress(Exception):  # another way to call it may work
-            called = eval(f"lambda {names}: reference({call})", _scope(oracle))
             try:
-                return bool(jax.tree_util.tree_leaves(jax.eval_shape(called, *shaped(operands, dims))))
+                made = jax.eval_shape(_called(oracle, call, operands), *shaped(operands, dims))
+                return bool(jax.tree_util.tree_leaves(made))
             except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
                 zeros = {o.name: np.zeros(o.sizes(dims), dtype=jnp.dtype(o.dtype)) for o in operands}
                 return bool(oracle(zeros))  # it wants values
     return False
 
 
-def _scope(oracle: Oracle) -> dict[str, Any]:
-    return {**scope_of(oracle.call or " ".join(oracle.calls)), "jnp": jnp, "reference": oracle.function}
+def _called(oracle: Oracle, call: str, operands: Sequence[Operand]) -> Any:
+    """The reference as a function of the operands."""
+    scope = {**scope_of(call), "jnp": jnp, "reference": oracle.function}
+    return eval(f"lambda {', '.join(o.name for o in operands)}: reference({call})", scope)
 
 
 def _shapes_with(
@@ -395,7 +398,8 @@ def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int
     one size may have to be equal."""
     found, began = dict(dims), time.process_time()
     for whole in dict.fromkeys(dims.values()):
-        tried = {n: max(LEAST, whole // SHRUNK) if dims[n] == whole else size for n, size in found.items()}
+        less = min(whole, max(LEAST, whole // SHRUNK))
+        tried = {n: less if dims[n] == whole else size for n, size in found.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
             if tried != found and time.process_time() - began < SLOW_SECONDS and seed.traced(tried, defaults):
                 found = tried
@@ -431,11 +435,9 @@ def _product_work(
 ) -> dict[str, int]:
     """Floating-point operations of matrix products, as XLA counts them in the reference."""
     found = {}
-    names = ", ".join(o.name for o in operands)
     for label, dims in shapes.items():
         try:
-            called = eval(f"lambda {names}: reference({oracle.call})", _scope(oracle))
-            lowered = jax.jit(called).lower(*shaped(operands, dims))
+            lowered = jax.jit(_called(oracle, oracle.call, operands)).lower(*shaped(operands, dims))
             analysis = lowered.cost_analysis() or {}
             found[label] = int(analysis.get("flops", 0)) if "dot_general" in lowered.as_text() else 0
         except Exception:  # noqa: BLE001 - a reference that is not JAX
