@@ -14,8 +14,8 @@ import pytest
 from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.mlflow_mirror import ui
 from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.evolve.mlflow_mirror import ui
 from tilewright.evolve.record.journal import Journal
 
 
