@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -254,10 +254,6 @@ def violations(text: KernelModule, path: str) -> list[dict[str, Any]]:
                 line, file = kernel.lines.get(within, 0), kernel.file
         code = lines[violation.line - 1].strip() if violation.line else ""
         found.append({"line": line, "what": violation.what, "file": file, "code": code})
-    return _distinct(found)
-
-
-def _distinct(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
 
 
