@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg.lapack import dtrtrs
 
 SINGLES = 2.0
 PAIRS = 5.0
@@ -183,6 +182,8 @@ def profile(root: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:
 
 def solve_triangular(root: np.ndarray, right: np.ndarray, *, transposed: bool = False) -> np.ndarray:
     """x of ``root x = right`` for a lower triangular root, or of its transpose."""
+    from scipy.linalg.lapack import dtrtrs  # half a second that a check need not wait for
+
     # The transpose of a C array is the Fortran array that LAPACK wants, without a copy.
     answer, fault = dtrtrs(root.T, right, lower=0, trans=int(not transposed))
     if fault:

@@ -7,9 +7,8 @@ from itertools import takewhile
 from textwrap import indent
 
 import libcst as cst
-import libcst.matchers as m
 
-from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
@@ -35,7 +34,7 @@ def _text(node: cst.CSTNode) -> str:
 
 def _has_own_names(value: cst.BaseExpression) -> bool:
     """Whether it holds a comprehension: the names that one binds mean nothing outside it, where chunks are cut."""
-    return bool(m.findall(value, m.ListComp() | m.SetComp() | m.DictComp() | m.GeneratorExp()))
+    return any(isinstance(node, cst.BaseComp) for node in walk(value))
 
 
 class _Chunk(CallRule[Accumulate]):
@@ -163,10 +162,12 @@ class ScaleBeforeDot(CallRule[Accumulate]):
             split, loop = scaled_dot(view.kernel, expanded_sum(view, item)), item.loop
             if split is None or not split[1] or split[0].transposed or loop is None or not item.is_whole:
                 continue
-            uses = [
-                m.findall(node, m.Name(item.ref or _text(item.target))) for node in (loop, item.statement)
-            ]
-            if len(uses[0]) == len(uses[1]) and item.statement in loop.body.body:
+            name = item.ref or _text(item.target)
+            looped, added = (
+                sum(isinstance(n, cst.Name) and n.value == name for n in walk(node))
+                for node in (loop, item.statement)
+            )
+            if looped == added and item.statement in loop.body.body:
                 yield f"scale the operands of the dots added to {_text(item.target)}", item
 
     def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> None:
