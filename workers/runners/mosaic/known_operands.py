@@ -54,7 +54,7 @@ def bind(serialized: bytes, known: Known) -> Bound:
     """Bind operands of the exported module by number, and tables that are constants of the program. Raises
     ``mosaic_ir.ModuleError`` for what cannot be bound."""
     with mlir.make_ir_context(), ir.Location.unknown():
-        module = read.inlined(serialized)
+        module = read.inlined_module(serialized)
         _fold(module, known)
         for call in _calls(read.main_function(module)):
             _state_grid(call, known)
