@@ -246,7 +246,7 @@ def _check(arguments: argparse.Namespace) -> int:
         # what the command imports takes as long as what the child does
         from tilewright.evolve.intake import preflight
         from tilewright.evolve.intake.problems import is_problem
-        from tilewright.evolve.intake.remedies import Refused, remedy
+        from tilewright.evolve.intake.remedies import Obstacle, remedy
         from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named, warm_up
         from tilewright.workers.device.warm_device import device_for
 
@@ -270,11 +270,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
         if why := seed_failure(request, answer, target, device):
             what = f"a campaign refuses it as it stands: it {why.removesuffix('.')}"
-            _say(
-                Refused(
-                    f"{request.path.name}:{request.function} cannot be tuned", 0, what, remedy(what)
-                ).text()
-            )
+            name = f"{request.path.name}:{request.function} cannot be tuned"
+            _say(Obstacle(name, 0, what, remedy(what)).text())
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         asked = answer.get("asked", request)
