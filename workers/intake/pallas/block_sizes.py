@@ -26,7 +26,7 @@ _BLOCK = re.compile(
 """Names of block sizes: BLOCK_M, blk_q, tile_rows, bm, bkv, tm, rows_per_step."""
 AUTOMATIC = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Values of a size that a function chooses itself, of which one may be the one it chose."""
-SECONDS = 12.0
+SECONDS = 6.0
 """Most that trying numbers may take; those with the names of block sizes come first."""
 
 
