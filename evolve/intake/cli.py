@@ -269,7 +269,7 @@ def _check(arguments: argparse.Namespace) -> int:
         from tilewright.evolve.intake.seed_verdict import seed_failure
 
         if why := seed_failure(request, answer, target, device):
-            what = f"a campaign refuses it as it stands: it {why.removesuffix('.')}"
+            what = f"as a campaign's seed it {why.removesuffix('.')}"
             name = f"{request.path.name}:{request.function} cannot be tuned"
             _say(Obstacle(name, 0, what, remedy(what)).text())
             return 2
