@@ -58,7 +58,9 @@ def scalars_followed(source, **options):
     counts = []
     for each in (bound.original, bound.costed):
         (kernel,) = module_facts(each)["kernels"]
-        counts.append((kernel["matmul_flops"], _count(each, "arith.divsi")))
+        counts.append(
+            (kernel["matmul_flops"], sum(_count(each, f"arith.{name}si") for name in ("div", "rem")))
+        )
     return counts
 
 
