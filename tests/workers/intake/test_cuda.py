@@ -71,7 +71,7 @@ def test_a_launcher_with_pointers_becomes_a_module_that_compiles(tmp_path):
     assert answer["refusals"] == [] and answer["call"] == "x, 3.0, 19200"
     assert answer["calls"] == ["f32[96, 200], 3.0, 19200"] and answer["parameters"] == ["x", "factor", "n"]
     assert [row[0] for row in (*answer["operands"], *answer["results"])] == ["x", "y"]
-    assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1", "RESTRICT"}
+    assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1", "RESTRICT", "TURNS"}
     assert answer["space"]["BLOCK"][0] == 32 and answer["defaults"]["BLOCK"] == 128
     code = answer["source"].partition("CUDA = ")[2]
     assert (
@@ -83,8 +83,8 @@ def test_a_launcher_with_pointers_becomes_a_module_that_compiles(tmp_path):
     scope = {}
     exec(answer["source"], scope)
     inputs, outputs = ([cuda_record.Tensor(name, "float32", (64, 50))] for name in "xy")
-    (step,) = cuda_record.record(scope, {**answer["defaults"], "ITEMS": 2}, inputs, outputs, 90).steps
-    assert step.grid == (13, 1, 1) and step.warps == 4 and step.arguments[3].bits == 3200
+    (step,) = cuda_record.record(scope, {**answer["defaults"], "ITEMS": 2, "TURNS": 4}, inputs, outputs, 90).steps
+    assert step.grid == (4, 1, 1) and step.warps == 4 and [a.bits for a in step.arguments[3:]] == [3200, 13]
 
 
 HOST = """
