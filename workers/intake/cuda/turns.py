@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 from tilewright.workers.intake.cuda.device_code import DeviceCode, Kernel, Parameter, within
 
@@ -68,7 +69,9 @@ def _asking(kernel: Kernel, work: str) -> str:
 def _shorter(launch: str, names: set[str]) -> str:
     tree = ast.parse(launch)
     for node in (n for n in ast.walk(tree) if isinstance(n, ast.Dict)):
-        parts = {ast.literal_eval(k): v for k, v in zip(node.keys, node.values, strict=True) if k}
+        parts: dict[str, Any] = {
+            ast.literal_eval(k): v for k, v in zip(node.keys, node.values, strict=True) if k
+        }
         if "kernel" in parts and ast.literal_eval(parts["kernel"]).partition("<")[0] in names:
             blocks = ast.unparse(parts["grid"].elts[0])
             parts["grid"].elts[0] = ast.parse(f'-(-({blocks}) // params["TURNS"])', mode="eval").body
