@@ -289,6 +289,6 @@ def test_rounds_that_were_interrupted_hardly_move_the_interval_and_chance_is_no_
         gained += turns.middle([a - b for a, b in zip(noise[:8], noise[8:], strict=True)]).low > 1
     assert gained <= 18  # one in forty is due
     steady = [0.1, 0.101, 0.099, 0.1, 0.102, 0.098, 0.1, 0.1, 0.101, 0.099]
-    for found in (turns.middle(steady), turns.middle([*steady, -0.5])):
+    for found in (turns.middle(2 * steady), turns.middle([*2 * steady, -0.5])):
         assert 0.097 < math.log(found.low) < 0.1 < math.log(found.high) < 0.102
     assert turns.middle(steady[:5]).low == 0.0, "five rounds say nothing"
