@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 from tilewright.evolve.errors import JournalError, UserError
-from tilewright.evolve.mlflow_mirror.classic_pages import APP_NAME
 from tilewright.evolve.mlflow_mirror.process import (
     ARTIFACTS,
     SETTINGS,
@@ -223,7 +222,7 @@ def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:
     """The command line of a small MLflow server."""
     artifacts = (home / ARTIFACTS).resolve().as_uri()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
-    command += ["--artifacts-destination", artifacts, "--workers", "1", "--app-name", APP_NAME]
+    command += ["--artifacts-destination", artifacts, "--workers", "1"]
     return [*command, "--host", host, "--port", str(port)]
 
 

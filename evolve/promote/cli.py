@@ -40,12 +40,9 @@ def add_commands(commands: Commands) -> None:
     actions = library.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list the promoted operators")
     listing.set_defaults(run=_list)
-    verify = actions.add_parser(
-        "verify", help="check files and toolchain, run the kernels and receipts again"
-    )
+    verify = actions.add_parser("verify", help="check files, toolchain, and the kernels against their recipe")
     verify.add_argument("operator", nargs="?", help="family/recipe (default: all)")
     verify.add_argument("--files", action="store_true", help="check files and toolchain only")
-    verify.add_argument("--address", help="Ray cluster to use instead of this machine")
     verify.set_defaults(run=_verify)
     recheck = actions.add_parser(
         "recheck", help="verify and time again what is served, on the device and toolchain here"
@@ -150,9 +147,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.promote.library_commands import check
 
-    make = _evaluator(arguments.address)
-    writer, operator = _writer(arguments), arguments.operator
-    return _say_findings(check(writer, operator, files_only=arguments.files, make=make, say=_say))
+    return _say_findings(check(_writer(arguments), arguments.operator, files_only=arguments.files))
 
 
 def _recheck(arguments: argparse.Namespace) -> int:

@@ -3,20 +3,14 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.library_writer import MAKING, TEMPORARY, Finding, LibraryError, LibraryWriter
-from tilewright.evolve.promote.recheck import recheck_operator
 from tilewright.evolve.report.bill import counted
-from tilewright.fitness.evaluation import FigureKind
 from tilewright.fitness.targets import UnknownTarget, load_target
 from tilewright.library import store
-
-TOLERANCE = {FigureKind.MODELLED: 1e-3, FigureKind.MEASURED: 0.05}
-"""Relative difference between a receipt's figure and its repetition that is still the same."""
 
 TEST_SECONDS = 600
 
@@ -43,27 +37,19 @@ def list_lines(writer: LibraryWriter) -> Iterator[str]:
 # -- verify ------------------------------------------------------------------------------------------
 
 
-def check(
-    writer: LibraryWriter,
-    operator: str | None,
-    *,
-    files_only: bool,
-    make: MakeEvaluator,
-    say: Callable[[str], None],
-) -> Iterator[Finding]:
-    """Every finding on the current versions: files against hashes, toolchain, checks, receipts run again."""
+def check(writer: LibraryWriter, operator: str | None, *, files_only: bool) -> Iterator[Finding]:
+    """Every finding on the current versions: files against hashes, toolchain, and not ``files_only`` the kernels
+    against their recipe. ``recheck`` repeats the receipts' figures."""
     names = writer.named(operator)
     if operator and operator not in writer.operators():
         raise LibraryError(f"{operator}: nothing is promoted in {writer.root}.")
     for fault in writer.runtime_faults():
         yield Finding(False, fault)
     for name in names:
-        yield from _check_operator(writer, name, files_only=files_only, make=make, say=say)
+        yield from _check_operator(writer, name, files_only=files_only)
 
 
-def _check_operator(
-    writer: LibraryWriter, operator: str, *, files_only: bool, make: MakeEvaluator, say: Callable[[str], None]
-) -> Iterator[Finding]:
+def _check_operator(writer: LibraryWriter, operator: str, *, files_only: bool) -> Iterator[Finding]:
     try:
         version, receipt, dispatch = writer.version(operator)
         for name, sha256 in receipt["files"].items():
@@ -91,8 +77,6 @@ def _check_operator(
                 f"{operator}: its kernels for {target} were {fault}; install the verified version, or verify them on "
                 f"this one with 'tilewright library recheck --target {target}'.",
             )
-        elif not files_only:
-            yield from _run_again(writer, operator, target, make, say)
     if not files_only:
         yield _run_checks(writer, operator)
 
@@ -121,36 +105,6 @@ def _run_checks(writer: LibraryWriter, operator: str) -> Finding:
         )
     faults = [line for line in lines if ": failed: " in line] or done.stderr.strip().splitlines()[-1:]
     return Finding(False, f"{operator}: a check fails: {(faults or ['no reason given'])[0]}.")
-
-
-def _run_again(
-    writer: LibraryWriter, operator: str, target: str, make: MakeEvaluator, say: Callable[[str], None]
-) -> Iterator[Finding]:
-    """The kernels on the shapes they serve, verified and timed once more; nothing is written."""
-    try:
-        found = recheck_operator(writer, operator, target, make, say)
-    except UserError as error:
-        yield Finding(False, f"{operator}: its receipt for {target} cannot be run again here: {error}")
-        return
-    assert found is not None
-    for kernel, reason in found.failed.items():
-        yield Finding(False, f"{operator}: kernel {kernel} fails here: {reason} ({target}).")
-    for region in found.dropped:
-        if region["kernel"] not in found.failed:
-            yield Finding(True, f"{operator}: no suite times {region['workload']} any more ({target}).")
-    for served in found.served:
-        shape, seconds = f"{operator}: {served.region['workload']}", served.figures.seconds
-        if served.change is None or served.promised is None:
-            sentence = (
-                f"{shape} passes its gates; its receipt has no figure of today's time model to compare with"
-            )
-            yield Finding(True, f"{sentence} ({target}).")
-            continue
-        yield Finding(
-            abs(served.change) <= TOLERANCE[found.target.kind],
-            f"{shape} takes {seconds * 1e6:.2f} us, the receipt says "
-            f"{served.promised['seconds'] * 1e6:.2f} us ({target}, {found.kind}).",
-        )
 
 
 # -- changes -----------------------------------------------------------------------------------------

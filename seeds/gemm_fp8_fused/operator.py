@@ -194,7 +194,6 @@ def _kernels(group: int) -> dict[str, SeedKernel]:
     cached = {"cached": SeedKernel("cached", source("fused"), by_hand)} if group >= 512 else {}
     return {
         "fused": SeedKernel("fused", source("fused")),
-        "streamed": SeedKernel("streamed", source("streamed")),
         **cached,
         "naive": SeedKernel("naive", source("naive")),
         "bf16": SeedKernel("bf16", source("bf16"), baseline=True, inputs="bf16"),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from tilewright.evolve.space.constraints import SpaceError, compile_constraint
 from tilewright.evolve.space.genome import Value
@@ -38,7 +37,8 @@ def neighbour_means(known: np.ndarray, values: np.ndarray, asked: np.ndarray) ->
 
     With the inverse fourth power scores fell by 0.012 after 50 evaluations where 23 % of the points fail (48 seeds).
     """
-    weights = (cdist(asked, known, "sqeuclidean") + _NEAREST) ** -4
+    squares = (asked**2).sum(axis=1)[:, None] + (known**2).sum(axis=1) - 2 * asked @ known.T
+    weights = (squares + _NEAREST) ** -4
     return weights @ values / weights.sum(axis=1)
 
 

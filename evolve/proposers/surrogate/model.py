@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erfcx
 
 from tilewright.evolve.proposers.surrogate.features import Encoder, neighbour_means
 from tilewright.evolve.proposers.surrogate.gp import GaussianProcess
@@ -183,6 +182,8 @@ def log_improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> np.nda
     Through Mills' ratio, so that points many deviations below the best still rank by promise: their improvement is
     far below what the difference of two rounded numbers can tell from zero.
     """
+    from scipy.special import erfcx  # half a second that a check need not wait for
+
     spread = np.maximum(spread, 1e-6)
     score = (mean - best) / spread
     mills = math.sqrt(math.pi / 2.0) * erfcx(-np.clip(score, -_FAR, _FAR) / math.sqrt(2.0))

@@ -14,8 +14,8 @@ import pytest
 from testkit.browser import browser_page, missing_browser
 from testkit.sample_campaign import write_sample
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.mlflow_mirror import classic_pages, ui
 from tilewright.evolve.mlflow_mirror import process as mirror_process
+from tilewright.evolve.mlflow_mirror import ui
 from tilewright.evolve.record.journal import Journal
 
 
@@ -59,22 +59,6 @@ def test_a_server_of_this_machine_alone_answers_to_its_own_name():
     assert {"127.0.0.1:*", f"{ui.OWN_NAME}:*", "10.*"} <= set(hosts) and "*" not in hosts
     assert "MLFLOW_SERVER_ALLOWED_HOSTS" not in ui.server_environment({}, "0.0.0.0")
     assert (ui.link_host("0.0.0.0"), ui.link_host("localhost")) == ("0.0.0.0", ui.OWN_NAME)
-
-
-def test_pages_show_runs_first_unless_the_browser_remembers_another_choice():
-    from starlette.responses import HTMLResponse
-    from starlette.testclient import TestClient
-
-    async def mlflow(scope, receive, send):
-        known = any(name == b"if-none-match" for name, _ in scope["headers"])
-        page = HTMLResponse("<html><head></head></html>", 304 if known else 200, {"etag": "x"})
-        await page(scope, receive, send)
-
-    client = TestClient(classic_pages.classic_pages(mlflow))
-    page = client.get("/", headers={"if-none-match": "x"})
-    assert page.status_code == 200 and "etag" not in page.headers
-    assert page.content == b"<html><head>" + classic_pages.SCRIPT + b"</head></html>"
-    assert client.get("/api", headers={"if-none-match": "x"}).status_code == 304
 
 
 def test_which_campaigns_are_late(tmp_path):

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import GIVEN, Call, ObjectArgument, parse, python_value
 from tilewright.workers.intake.calls.call_values import value_text
-from tilewright.workers.intake.calls.kept_values import held, with_values
+from tilewright.workers.intake.calls.kept_values import ways_to_draw, with_values
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import (
     Answer,
@@ -254,10 +254,6 @@ def violations(text: KernelModule, path: str) -> list[dict[str, Any]]:
                 line, file = kernel.lines.get(within, 0), kernel.file
         code = lines[violation.line - 1].strip() if violation.line else ""
         found.append({"line": line, "what": violation.what, "file": file, "code": code})
-    return _distinct(found)
-
-
-def _distinct(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(f["file"], f["line"], f["what"]): f for f in found}.values())
 
 
@@ -291,36 +287,38 @@ def seed_of(site: CallSite, text: KernelModule) -> Seed:
     return Seed(site, text, module, oracle, interpreter)
 
 
-def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule]:
-    """Modules that keep what arguments held where no kernel writes, as of a cache that is filled in places, that take
-    numbers among the arguments for the sizes that they are, and one that has a single dimension where the reference
-    tells several of one size apart, as lengths of queries and of keys."""
-    known = {text.source}
-    types = [(tuple(t.shape), t.dtype) for t in text.outputs]
+def _ways(site: CallSite) -> Iterator[None]:
+    """Other ways to take a call, each set in ``site`` in turn: with what arguments held kept where no kernel writes, as
+    of a cache that is filled in places, and with numbers among the arguments as the sizes, or parts of sizes, that they
+    are."""
     site.followed.clear()
-    for follows, site.keeps_arguments in (
-        (0, False),
-        (0, True),
-        (1, False),
-        (1, True),
-        (2, False),
-        (3, False),
-    ):
-        if follows > 2:
-            site.followed.clear()
-        if (follows > 2 and not site.join_equal()) or (
-            0 < follows < 3 and not site.follow(parts=follows > 1)
-        ):
-            continue
-        if follows > 2:
-            site.follow_longest()
+    for parts, keeps in ((None, False), (None, True), (False, False), (False, True), (True, False)):
+        site.keeps_arguments = keeps
+        if parts is None or site.follow(parts=parts):
+            yield
+
+
+def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule]:
+    """The different modules of ``_ways``, and one that has a single dimension where the reference tells several of one
+    size apart, as lengths of queries and of keys."""
+    types = [(tuple(t.shape), t.dtype) for t in text.outputs]
+
+    def made() -> KernelModule:
         with stub_device(site.part):
-            made = site.module_at(site.dims[0], types)
+            module = site.module_at(site.dims[0], types)
         torch.set_default_device("cpu")
-        if follows > 2 or made.source not in known:
-            known.add(made.source)
-            yield made
-    site.keeps_arguments = False
+        return module
+
+    known = {text.source}
+    for _ in _ways(site):
+        other = made()
+        if other.source not in known:
+            known.add(other.source)
+            yield other
+    site.followed.clear()
+    if site.join_equal():
+        site.follow_longest()
+        yield made()
 
 
 def _drawn_or_given(
@@ -328,7 +326,7 @@ def _drawn_or_given(
 ) -> tuple[Seed, list[CheckedShape] | str]:
     """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
     drawn ones will not do; else why not of the first way."""
-    ways, first = held(site.operands), ""
+    ways, first = ways_to_draw(site.operands), ""
     within = dimensions.within_sizes(site.operands, site.dims[0])
     for way in (ways[0], *([within] if within != ways[0] else []), *ways[1:]):
         site.operands = way
