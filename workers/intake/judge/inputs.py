@@ -365,12 +365,12 @@ def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Gen
         return
     rows = values.reshape(-1, values.shape[-1])
     if whole < 3:
-        order, line, place = np.sort(rng.standard_normal(len(rows))), rows[0].copy(), np.arange(len(rows))
+        factors, line, place = np.sort(rng.standard_normal(len(rows))), rows[0].copy(), np.arange(len(rows))
         rows[...] = whole == 0
         if whole == 1:
             rows[place, place % rows.shape[1]] = 1.0
         elif whole == 2:
-            rows[...] = np.outer(order[:: rng.choice((-1, 1))], line)
+            rows[...] = np.outer(factors[:: rng.choice((-1, 1))], line)
         return
     half, order, first = rows.shape[1] // 2, rng.permutation(len(rows)), int(rng.integers(WAYS))
     padding = float(operand.edge) if operand.edge else 0.0
