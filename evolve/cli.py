@@ -69,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted: list[int] = []
     try:
         arguments = _parser().parse_args(argv)
-        with _noted(interrupted):
+        with _recorded_signals(interrupted):
             return arguments.run(arguments)
     except UserError as error:
-        return _refused(str(error))
+        return _print_error(str(error))
     except KeyboardInterrupt:
-        return _stopped()
+        return _print_stopped()
     except BrokenPipeError:  # a reader such as head closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -85,14 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         place = shorten(str(error.filename or "standard output"), 200)
-        return _refused(f"cannot write or open {place}: {error.strerror}.")
+        return _print_error(f"cannot write or open {place}: {error.strerror}.")
     except Exception:
         if interrupted:  # a library interrupted during its import raises something else
-            return _stopped()
+            return _print_stopped()
         raise
 
 
-def _refused(text: str) -> int:
+def _print_error(text: str) -> int:
     """What a user can act on, without a terminal's control sequences; a refusal of ``tune`` has several lines."""
     for line in f"tilewright: {text}".split("\n"):
         print(printable(line), file=sys.stderr)  # noqa: T201
@@ -116,13 +116,13 @@ def command() -> NoReturn:
     sys.exit(code)
 
 
-def _stopped() -> int:
+def _print_stopped() -> int:
     print("tilewright: stopped", file=sys.stderr)  # noqa: T201
     return INTERRUPTED
 
 
 @contextlib.contextmanager
-def _noted(interrupted: list[int]) -> Iterator[None]:
+def _recorded_signals(interrupted: list[int]) -> Iterator[None]:
     """Append each SIGINT or SIGTERM to the list and raise KeyboardInterrupt. Only the main thread handles signals."""
 
     def note(number: int, frame: object) -> None:

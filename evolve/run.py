@@ -226,7 +226,7 @@ class _Run:
         )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)
-        campaign.elapsed_before = _elapsed(self.journal)
+        campaign.elapsed_before = _earlier_seconds(self.journal)
         return campaign
 
     def _racing(self, archive: Archive) -> Racing | None:
@@ -398,7 +398,7 @@ def _seed_failure(campaign: Campaign) -> str:
     return "seeds: a seed kernel fails its own gate."
 
 
-def _elapsed(journal: Journal) -> float:
+def _earlier_seconds(journal: Journal) -> float:
     """Seconds of all earlier runs of this campaign, each up to its last row in the journal."""
     events = tuple(journal.events())
     *_, began = (event.at for event in events if event.kind in ("started", "resumed"))

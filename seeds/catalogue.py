@@ -51,7 +51,7 @@ def _recipes(family: str) -> Mapping[str, Operator]:
         raise UnknownOperator(
             f"operator: {family[:200]!r} is neither a known family ({known}) nor a folder with an operator.py"
         )
-    return _declared(folder)
+    return _declared_operators(folder)
 
 
 def _is_file(path: Path) -> bool:
@@ -61,7 +61,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _declared(folder: Path) -> Mapping[str, Operator]:
+def _declared_operators(folder: Path) -> Mapping[str, Operator]:
     """What a family's ``operators()`` returns. Raises UnknownOperator for a module of a user's that has none."""
     path = folder / "operator.py"
     try:
@@ -75,13 +75,13 @@ def _declared(folder: Path) -> Mapping[str, Operator]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _raised_in(error, path.resolve()):
             raise
-        raise UnknownOperator(f"operator: {path} raises {told(error)}") from error
+        raise UnknownOperator(f"operator: {path} raises {error_line(error)}") from error
     if not right:
         raise UnknownOperator(f"operator: operators() of {path} returns no operators by name")
     return found
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in one line of at most 200 letters; its type alone where its text cannot be had."""
     try:
         text = f"{type(error).__name__}: {error}"

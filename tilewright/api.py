@@ -439,12 +439,12 @@ def tune(
     from tilewright.evolve.intake.child import default_target
 
     if isinstance(function, Captured):
-        return _tuned_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)
+        return _tune_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)
     if target is None:
         code = None if isinstance(function, str) else getattr(inspect.unwrap(function), "__code__", None)
         target = default_target(function if isinstance(function, str) else getattr(code, "co_filename", ""))
     with child.started_intake(target) as intake:
-        return _tuned(
+        return _tune_function(
             function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
         )
 
@@ -474,7 +474,7 @@ class TunedFunctions(Mapping[str, "Tuned"]):
         return len(self._tuned)
 
 
-def _tuned_captured(
+def _tune_captured(
     captured: Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any], budget: Budget | None,
     target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
     overrides: Mapping[str, Any],
@@ -498,11 +498,11 @@ def _tuned_captured(
         if len(alike) < len(found.kept):
             found.notes.append(f"{name}: calls with other plain values than the first's go to the original")
         for note in found.notes:
-            _noted(note)
+            _print_note(note)
         where = None if out is None else Path(out) / name.replace(".", "_") if len(every) > 1 else Path(out)
         with child.started_intake(target) as intake:
             try:
-                tuned[name] = _tuned(
+                tuned[name] = _tune_function(
                     found.function, reference, calls or alike, budget or Budget(), target, where, overwrite, home,
                     overrides, intake,
                 )  # fmt: skip
@@ -510,7 +510,7 @@ def _tuned_captured(
                 if len(every) == 1:
                     raise
                 refused[name] = str(error)
-                _noted(str(error))
+                _print_note(str(error))
     if not tuned:
         raise UserError(
             f"tune: none of {len(every)} captured functions can be tuned: {next(iter(refused.values()))}"
@@ -518,7 +518,7 @@ def _tuned_captured(
     return TunedFunctions(tuned, refused)
 
 
-def _tuned(
+def _tune_function(
     function: Callable[..., Any] | str, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
     budget: Budget, target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
     overrides: Mapping[str, Any], process: Intake,
@@ -537,7 +537,7 @@ def _tuned(
     with tempfile.TemporaryDirectory(prefix="tilewright-calls-") as kept:
         texts, values = _texts_and_values(calls, Path(kept))
         request = intake.Request(path, name, judge, texts, values)
-        return _campaign_of(request, original, budget, target, out, overwrite, home, overrides, process)
+        return _run_tuning(request, original, budget, target, out, overwrite, home, overrides, process)
 
 
 def _changes(budget: Budget, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -546,13 +546,13 @@ def _changes(budget: Budget, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**limits, **{key.replace("__", "."): value for key, value in overrides.items()}}
 
 
-def _campaign_of(
+def _run_tuning(
     request: Request, original: Callable[..., Any] | None, budget: Budget, target: str | None,
     out: str | Path | None, overwrite: bool, home: str | Path | None, overrides: Mapping[str, Any], process: Intake,
 ) -> Tuned:  # fmt: skip
     from tilewright.evolve.intake import child, winner
     from tilewright.evolve.intake import tune as intake
-    from tilewright.evolve.intake.seed_verdict import run_settled
+    from tilewright.evolve.intake.seed_verdict import run_judged
     from tilewright.evolve.record.home import home_folder
     from tilewright.workers.device.warm_device import device_for
 
@@ -563,15 +563,15 @@ def _campaign_of(
     folder = home_folder(None if home is None else str(home))
     with child.started_trial(chosen) as trial:
         with device_for(chosen) as device:
-            answer = intake.prepare(request, chosen, where, _noted, process, changes)
+            answer = intake.prepare(request, chosen, where, _print_note, process, changes)
             config = intake.config_of(request, chosen, where, changes)
-            outcome = run_settled(config, folder, request, answer, chosen, where, device, _noted)
+            outcome = run_judged(config, folder, request, answer, chosen, where, device, _print_note)
         campaign = open_campaign(outcome.campaign, home=home)
         module = intake.export(campaign, request, answer, where, chosen, trial)
     return winner.Tuned(campaign, original, module, request.name)
 
 
-def _noted(line: str) -> None:
+def _print_note(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 

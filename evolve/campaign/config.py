@@ -251,12 +251,12 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
         raise UserError(f"{path} must hold a mapping of campaign keys such as operator, target, suite.")
     operator = data.get("operator")
     if isinstance(operator, str) and operator.startswith(("./", "../")):
-        data["operator"] = _beside(path, operator)
+        data["operator"] = _operator_path(path, operator)
     origin = path.stem if path.parent == PACKAGED else str(path)
     return parse_config(overridden(data, overrides or {}), origin)
 
 
-def _beside(path: Path, operator: str) -> str:
+def _operator_path(path: Path, operator: str) -> str:
     """An operator's path as the campaign's file means it: from the folder that the file lies in."""
     folder = path.resolve().parent
     return operator if folder == Path.cwd() else str((folder / operator).resolve())
@@ -285,7 +285,7 @@ def campaign_file(name: str) -> Path:
 def overridden(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """``data`` with the values of dotted keys changed, in place. Raises UserError."""
     for key, value in changes.items():
-        _set(data, key, value)
+        _set_key(data, key, value)
     return data
 
 
@@ -293,7 +293,7 @@ def read_yaml(text: str, origin: str) -> Any:
     """What a YAML document holds. Raises UserError, also for a key that stands twice in one mapping."""
     try:
         return yaml.load(text, _Loader)
-    except _Twice as error:
+    except _DuplicateKey as error:
         raise UserError(f"{origin}: key {error.key!r} is given twice, at line {error.line} again.") from error
     except (ValueError, OverflowError, RecursionError, LookupError, AttributeError) as error:
         # dates and numbers that are none
@@ -304,7 +304,7 @@ def read_yaml(text: str, origin: str) -> Any:
         raise UserError(f"{origin} is not valid YAML{line}.") from error
 
 
-class _Twice(yaml.YAMLError):
+class _DuplicateKey(yaml.YAMLError):
     def __init__(self, key: str, line: int) -> None:
         super().__init__(key)
         self.key, self.line = key, line
@@ -317,7 +317,7 @@ class _Loader(yaml.SafeLoader):
         keys: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                raise _Twice(key.value, key.start_mark.line + 1)
+                raise _DuplicateKey(key.value, key.start_mark.line + 1)
             keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -327,14 +327,14 @@ def parse_config(data: dict[str, Any], origin: str = "campaign", *, recorded: bo
     try:
         return CampaignConfig.model_validate(data, context={"recorded": True} if recorded else None)
     except ValidationError as error:
-        raise UserError(f"{origin}: {_sentence(error)}.") from error
+        raise UserError(f"{origin}: {_error_sentence(error)}.") from error
 
 
 _PYTHON = ((r"valid tuple", "list"), (r"valid dictionary( or instance of \w+)?", "mapping of keys"))
 """What pydantic calls by Python's words, and a YAML file by its own."""
 
 
-def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
+def _set_key(data: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, last = dotted.split(".")
     for part in parents:
         data = data.setdefault(part, {})
@@ -343,7 +343,7 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
     data[last] = value
 
 
-def _sentence(error: ValidationError) -> str:
+def _error_sentence(error: ValidationError) -> str:
     # a misspelt key is what another one is missing for
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"])
@@ -357,10 +357,10 @@ def _sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     for python, plain in _PYTHON:
         message = re.sub(python, plain, message)
-    return f"{key}: {message[:1].lower()}{message[1:]} (got {_shown(first.get('input'))})"
+    return f"{key}: {message[:1].lower()}{message[1:]} (got {_shortened(first.get('input'))})"
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     """A value in few characters: a mapping may hold itself a thousandfold, and an integer have any number of digits."""
     try:
         return reprlib.repr(value).encode(errors="backslashreplace").decode()

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.evolve.errors import UserError
 from tilewright.fitness.original import is_original
-from tilewright.seeds.catalogue import told
+from tilewright.seeds.catalogue import error_line
 from tilewright.seeds.operator import (
     AgreementGate,
     BitExactGate,
@@ -196,7 +196,7 @@ class _Check:
             if not done.done():
                 late = f"operator: {self._name} has {what} that did not return within {self._seconds:g} s."
                 raise UserError(late) from error
-            reason = told(error)
+            reason = error_line(error)
             raise UserError(f"operator: {self._name} has {what} that raises {reason}.") from error
 
 

@@ -10,7 +10,7 @@ from tilewright.evolve.campaign.operator_check import check_operator
 from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.space.genome import Genome, Value
-from tilewright.evolve.space.space import Space, SpaceError, nearest
+from tilewright.evolve.space.space import Space, SpaceError, nearest_point
 from tilewright.fitness.architectures import Architecture
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.dialect import is_cuda
@@ -202,7 +202,7 @@ def _genome(resolved: Resolved, kernel: SeedKernel) -> Genome:
     params: dict[str, Value] = {**space.defaults, **kernel.overrides}  # type: ignore[dict-item]
     if reasons := space.violations(params):
         # made for other shapes than this suite's
-        legal = nearest(space, params)
+        legal = nearest_point(space, params)
         if legal is None:
             raise UserError(f"kernel {kernel.name}: its defaults are illegal: {reasons[0]}.")
         params = legal

@@ -10,7 +10,13 @@ from urllib.parse import urlsplit
 
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.resolve import Resolved
-from tilewright.evolve.campaign.transfer import LeadsFirst, leads_of, read_earlier, records_of, related
+from tilewright.evolve.campaign.transfer import (
+    LeadsFirst,
+    leads_of,
+    read_earlier,
+    records_of,
+    related_campaigns,
+)
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.crossover import ParameterCrossover, SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
@@ -103,7 +109,7 @@ def with_earlier(resolved: Resolved, home: Path) -> Resolved:
     if config.llm is not None and config.llm.replay is not None:
         found = _transfer_of(_recording(config.llm.replay, home))
     else:
-        found = related(home, config.operator, config.target, sources, resolved.space)
+        found = related_campaigns(home, config.operator, config.target, sources, resolved.space)
     search = config.search.model_copy(update={"transfer": found})
     return replace(resolved, config=config.model_copy(update={"search": search}))
 

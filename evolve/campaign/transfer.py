@@ -36,7 +36,7 @@ _UNINFORMATIVE = (Verdict.INFRA_ERROR, Verdict.DUPLICATE, Verdict.REJECTED)
 
 
 @dataclass
-class Earlier:
+class EarlierSource:
     """Points of one source in one earlier campaign. ``points`` are (genome, log fitness), NaN for failures."""
 
     campaign: str
@@ -53,7 +53,7 @@ class Earlier:
         return sorted((p for p in self.points if not math.isnan(p[1])), key=lambda p: -p[1])
 
 
-def related(
+def related_campaigns(
     home: Path, operator: str, target: str, sources: Collection[str], space_of: SpaceOf
 ) -> tuple[str, ...]:
     """Ids of the latest finished campaigns of this home that searched this operator on this target, or one of these
@@ -82,12 +82,12 @@ def related(
 
 def read_earlier(
     home: Path, campaigns: Sequence[str], operator: str | None = None, sources: Collection[str] = ()
-) -> list[Earlier]:
+) -> list[EarlierSource]:
     """Points of finished campaigns by source, in the order of their names. Raises UserError.
 
     Of a campaign of another ``operator`` only ``sources`` count; None for campaigns of any.
     """
-    found: list[Earlier] = []
+    found: list[EarlierSource] = []
     for campaign in campaigns:
         with Journal(find_campaign(home, campaign) / JOURNAL) as journal:
             if not any(event.kind == "finished" for event in journal.events()):
@@ -99,18 +99,18 @@ def read_earlier(
     return found
 
 
-def earlier_points(campaign: str, journal: Journal) -> list[Earlier]:
+def earlier_points(campaign: str, journal: Journal) -> list[EarlierSource]:
     """What one campaign found, by source."""
     genomes = {candidate.index: candidate.genome for candidate in journal.candidates()}
-    by_source: dict[str, Earlier] = {}
+    by_source: dict[str, EarlierSource] = {}
     for _, index, evaluation, _ in journal.evaluations():
         genome = genomes[index]
-        earlier = by_source.setdefault(genome.source_id, Earlier(campaign, genome.source))
+        earlier = by_source.setdefault(genome.source_id, EarlierSource(campaign, genome.source))
         earlier.add(genome, evaluation)
     return [earlier for earlier in by_source.values() if earlier.successes()]
 
 
-def records_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[SourceRecords]:
+def records_of(earlier: Sequence[EarlierSource], space_of: SpaceOf) -> list[SourceRecords]:
     """The same for a model: log fitness relative to the best of its campaign, in this campaign's spaces."""
     best: dict[str, float] = {}
     for part in earlier:
@@ -128,7 +128,7 @@ def records_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[SourceReco
     return records
 
 
-def leads_of(earlier: Sequence[Earlier], space_of: SpaceOf) -> list[Genome]:
+def leads_of(earlier: Sequence[EarlierSource], space_of: SpaceOf) -> list[Genome]:
     """The legal points that did best over all campaigns, distinct.
 
     What is good on one workload may be best for another, but what is good on most is the safer bet. A point
@@ -176,7 +176,7 @@ class LeadsFirst:
         return self.then.propose(history, island, rng)
 
 
-def _thin_out(part: Earlier) -> list[tuple[Genome, float]]:
+def _thin_out(part: EarlierSource) -> list[tuple[Genome, float]]:
     if len(part.points) <= MOST_POINTS:
         return part.points
     best = part.successes()[: MOST_POINTS // 2]

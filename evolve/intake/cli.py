@@ -197,7 +197,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 request = replace(request, path=where.resolve() / request.path.name)
                 settings = json.dumps(answer.get("settings")).replace(request.made, str(where.resolve()))
                 answer["settings"] = json.loads(settings)
-            from tilewright.evolve.intake.seed_verdict import run_settled  # imported while the intake works
+            from tilewright.evolve.intake.seed_verdict import run_judged  # imported while the intake works
 
             if arguments.table is not None:
                 from tilewright.evolve.run import run
@@ -210,7 +210,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 _say(f"table: {arguments.table}" + (f"; it lacks a shape: {lost.value}" if lost else ""))
                 return 2 if lost else 0
             config = config_of(request, target, where, overrides)
-            outcome = run_settled(config, home, request, answer, target, where, device, _say)
+            outcome = run_judged(config, home, request, answer, target, where, device, _say)
         code = tell(outcome, arguments)
         if code == 0:
             campaign = tilewright.open_campaign(outcome.campaign, home=home)
@@ -282,7 +282,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _check_file(path: Path) -> int:
     """The dialect's findings on a kernel module. Raises UserError for any other file."""
     from tilewright.evolve.intake.problems import names_in
-    from tilewright.evolve.intake.remedies import Refused, remedy
+    from tilewright.evolve.intake.remedies import Obstacle, remedy
     from tilewright.fitness import dialect
 
     names = names_in(path)
@@ -293,7 +293,7 @@ def _check_file(path: Path) -> int:
         raise UserError(f"which function of {path}? Write {path}:FUNCTION; it holds {', '.join(names)}.")
     violations = dialect.check(path.read_text(encoding="utf-8"), entry=entry)
     for v in violations:
-        _say(Refused(path.name, v.line, v.what, remedy(v.what)).text())
+        _say(Obstacle(path.name, v.line, v.what, remedy(v.what)).text())
     if not violations:
         _say(f"{path.name} is a valid kernel module (its entry point is {entry})")
     return 2 if violations else 0

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tilewright.workers.intake.calls.dtypes import is_float
-from tilewright.workers.intake.calls.kept_values import FILE, renamed
+from tilewright.workers.intake.calls.kept_values import FILE, write_renamed
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import LARGE, Operand
@@ -43,7 +43,7 @@ def write(folder: Path, title: str, reference: str, answer: Mapping[str, Any], v
     kernels.mkdir(parents=True, exist_ok=True)
     if any(row[VALUES] for row in answer["operands"]):
         labels = [label_of(dims) for dims in answer["dims"]]
-        renamed(Path(values), folder / FILE, labels, [row[0] for row in answer["operands"]])
+        write_renamed(Path(values), folder / FILE, labels, [row[0] for row in answer["operands"]])
     put(kernels / f"{SEED}.py", str(answer["source"]))
     own = kernels.resolve() / f"{SELF}.py"
     if reference == SELF or answer.get("rest"):

@@ -7,7 +7,7 @@ first ones that its tuner would try; everything else stays as it was written.
 import ast
 import re
 
-from tilewright.workers.intake.texts import stored
+from tilewright.workers.intake.texts import stored_text
 
 FUNCTION = "call"
 _KERNEL = "async_compile"
@@ -18,7 +18,7 @@ class NoOutput(ValueError):
     """A file that is not Inductor's output, or one that cannot be followed. The message is one sentence."""
 
 
-def plain(text: str) -> tuple[str, str]:
+def plain_file(text: str) -> tuple[str, str]:
     """A file with ``call(inputs...)``, and one call's text. Raises NoOutput."""
     tree = ast.parse(text)
     kernels: dict[str, ast.FunctionDef] = {}
@@ -42,7 +42,7 @@ def plain(text: str) -> tuple[str, str]:
     called.body = [n for n in _flat(called.body) if not _is_noise(n)]
     made = ast.fix_missing_locations(_Launches(kernels).visit(called))
     bodies = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(n)) for n in (*kernels.values(), made))
-    return f"{stored('inductor_head')}\n{bodies}\n", _call(tree, names)
+    return f"{stored_text('inductor_head')}\n{bodies}\n", _call(tree, names)
 
 
 def _inputs(called: ast.FunctionDef) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.fitness.original import texts_of
 from tilewright.workers.intake.calls.objects import made_of
-from tilewright.workers.intake.texts import stored
+from tilewright.workers.intake.texts import stored_text
 
 
 def original_text(
@@ -29,14 +29,14 @@ def original_text(
     body = [n for n in body if not isinstance(n, ast.Expr) or "register_prng(" not in ast.unparse(n)]
     parts = [ast.unparse(ast.Module([*head], []))]
     if others:
-        parts += [stored("tuned_files"), f"FILES = tuned_files({others!r})"]
+        parts += [stored_text("tuned_files"), f"FILES = tuned_files({others!r})"]
     if package:
         parts.append(f"__package__ = {package!r}")
     parts.append(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))))
     parts += ["original_files(FILES)"] if others else []
     if "named(" in data["call"]:
         own = (_module(path), PurePosixPath(path).stem)
-        names = stored("named").replace("{own!r}", repr(own))
+        names = stored_text("named").replace("{own!r}", repr(own))
         parts.append(f"import sys\n{names}{inspect.getsource(made_of)}")
     parts.append(
         f"import jax\nimport jax.numpy as jnp\n\nPARAMS = {dict(params)!r}\n\n\ndef {entry}({', '.join(operands)}):\n"

@@ -149,7 +149,7 @@ def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:
 
 def _plan_of_output(path: Path, options: Options, folder: Path) -> Plan:
     try:
-        text, call = inductor.plain(_text_of(path))
+        text, call = inductor.plain_file(_text_of(path))
     except (inductor.NoOutput, SyntaxError) as error:
         raise UserError(f"{path.name} is Inductor's output, but {error}.") from error
     files = {f"{path.stem}_plain.py": text}

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.workers.intake.texts import stored
+from tilewright.workers.intake.texts import stored_text
 
 
 @dataclass(frozen=True)
-class Refused:
+class Obstacle:
     """One reason with its place (``line`` 0: the whole) and what to do."""
 
     file: str
@@ -25,7 +25,7 @@ class Refused:
 
 def remedy(what: str) -> str:
     """What to do about a refusal of the intake or of the dialect."""
-    for pattern, advice in stored("remedies"):
+    for pattern, advice in stored_text("remedies"):
         found = re.search(pattern, what)
         if found:
             groups = found.groups()
@@ -33,10 +33,10 @@ def remedy(what: str) -> str:
     return "see docs/security.md for what a kernel module may hold"
 
 
-def refused(found: Sequence[Mapping[str, Any]], file: str) -> list[Refused]:
+def obstacles_of(found: Sequence[Mapping[str, Any]], file: str) -> list[Obstacle]:
     """Refusals as the child tells them, in the order of lines."""
     rows = [
         (str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found
     ]
-    made = [Refused(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in rows]
+    made = [Obstacle(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in rows]
     return sorted(made, key=lambda r: (r.file, r.line))

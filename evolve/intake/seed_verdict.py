@@ -90,14 +90,16 @@ def seed_failure(
             for reading in plain or failed:
                 # by changed bounds the others may pass now
                 if plain or (_removable(answer, reading) and answer["results"] == before):
-                    settled |= _settled(answer, reading, target) or (own and _made_smaller(answer, reading))
+                    settled |= _adjust_judge(answer, reading, target) or (
+                        own and _shrink_inputs(answer, reading)
+                    )
             if not settled:
                 if plain and evaluation.reason == failure(failed, gates):  # it tells the first, not what bars
                     evaluation = evaluation.model_copy(update={"reason": failure(plain, gates)})
                 return failure_text(evaluation)
 
 
-def run_settled(
+def run_judged(
     config: CampaignConfig, home: Path, request: Request, answer: MutableMapping[str, Any], target: Target, where: Path,
     device: WarmDevice | None, say: Callable[[str], None],
 ) -> CampaignOutcome:  # fmt: skip
@@ -147,7 +149,7 @@ def _removable(answer: Mapping[str, Any], reading: GateReading) -> set[str]:
     return {k for k in answer["kinds"][1:] if kind in (k, family(k))}
 
 
-def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Target) -> bool:
+def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target: Target) -> bool:
     """Whether something was changed of ``answer`` so that this reading does not fail again."""
     kind = failed.inputs.rpartition(" on ")[2]
     row = next(row for row in answer["results"] if row[0] == failed.gate)
@@ -199,7 +201,7 @@ def _settled(answer: MutableMapping[str, Any], failed: GateReading, target: Targ
     return True
 
 
-def _made_smaller(answer: MutableMapping[str, Any], failed: GateReading) -> bool:
+def _shrink_inputs(answer: MutableMapping[str, Any], failed: GateReading) -> bool:
     """Whether inputs became smaller, of timed calls whose answers are no numbers; a shape of those is not always tried
     before."""
     made, note = with_smaller([Operand(*row) for row in answer["operands"]])

@@ -75,7 +75,7 @@ class Signature:
         return [tilewright_text(given[name]) for name in self.names], tensors
 
 
-class _Said(str):
+class _SourceText(str):
     """A text that stands for a value."""
 
     __slots__ = ()  # an object with attributes is told apart by them (``tilewright_text``)
@@ -85,14 +85,16 @@ class _Said(str):
 class _Torch:
     """Stands for torch among defaults: its dtypes by name."""
 
-    def __getattr__(self, name: str) -> _Said:
-        return _Said(f"torch.{name}")
+    def __getattr__(self, name: str) -> _SourceText:
+        return _SourceText(f"torch.{name}")
 
 
 def _stand_in(value: Any, objects: Mapping[str, Mapping[str, str]] = NO_OBJECTS) -> Any:
     """An argument with texts in place of what is not at hand here; a tensor is its description."""
     if isinstance(value, Literal):
-        return _Said("device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text))
+        return _SourceText(
+            "device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text)
+        )
     if isinstance(value, ObjectArgument):
         name = value.arguments[0].text if value.name == MADE else value.name
         made = type(name.removesuffix('")').rpartition(".")[2], (), {})()

@@ -30,7 +30,7 @@ def require_table(path: Path, target: Target, overwrite: bool) -> None:
 
 def row_format(text: str | None, answer: Mapping[str, Any]) -> tuple[str, str]:
     """The table's first line and the format of its rows: comma-separated, or the user's ``text``. Raises UserError."""
-    values = {**answer["dims"][0], **_fixed(answer), **answer["defaults"], **FIGURES}
+    values = {**answer["dims"][0], **_fixed_numbers(answer), **answer["defaults"], **FIGURES}
     names = ", ".join(values)
     if text is None:
         fields = (f"{{{name}:.2f}}" if isinstance(v, float) else f"{{{name}}}" for name, v in values.items())
@@ -43,7 +43,7 @@ def row_format(text: str | None, answer: Mapping[str, Any]) -> tuple[str, str]:
     return "", text
 
 
-def _fixed(answer: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed_numbers(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers of the call that no checked shape lets vary: a row may name them."""
     return {row["name"]: row["value"] for row in answer["fixed"]}
 
@@ -72,7 +72,7 @@ def tune_shapes(
         gain = round(seed.seconds / best.seconds, 3)
         figures = dict(zip(FIGURES, (*times, gain, data.target, outcome.campaign), strict=True))
         params = data.candidates[outcome.winner].genome.params
-        line = form.format(**{**dims, **_fixed(answer), **params, **figures})
+        line = form.format(**{**dims, **_fixed_numbers(answer), **params, **figures})
         text += f"{line}\n"
         say(line)
         try:

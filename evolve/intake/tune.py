@@ -20,7 +20,7 @@ from tilewright.evolve.campaign.targets import named_target
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child, folder, preflight
 from tilewright.evolve.intake.child import CUDA_SUFFIX, holds_cuda, languages
-from tilewright.evolve.intake.remedies import Refused, refused
+from tilewright.evolve.intake.remedies import Obstacle, obstacles_of
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import TUNED, Journal
 from tilewright.fitness.chips import Chip
@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 class IntakeRefused(UserError):
     """The function cannot be tuned; ``refusals`` holds every reason."""
 
-    def __init__(self, message: str, refusals: Sequence[Refused]) -> None:
+    def __init__(self, message: str, refusals: Sequence[Obstacle]) -> None:
         super().__init__(message)
         self.refusals = list(refusals)
 
@@ -151,7 +151,7 @@ def ask_intake(
         request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
         request.values,
     )  # fmt: skip
-    found = refused(answer.get("refusals", ()), request.path.name)
+    found = obstacles_of(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n".join(f"  {r.text()}" for r in found)
         raise IntakeRefused(f"{request.path.name}:{request.function} cannot be tuned:\n{listed}", found)

@@ -153,7 +153,7 @@ def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
     for gate in evaluation.gates:
         if gate.value is not None:
             metrics[f"gate/{gate.gate}/{gate.inputs}"] = gate.value
-    return _rounded({**metrics, "evaluation_wall_seconds": evaluation.wall_seconds})
+    return _metric_values({**metrics, "evaluation_wall_seconds": evaluation.wall_seconds})
 
 
 @dataclass
@@ -180,7 +180,7 @@ class CampaignProgress:
             metrics |= self.gain(evaluation)
         if self.best is not None:
             metrics[best_metric(self.unit, self.kind)] = self.best
-        return _rounded(metrics)
+        return _metric_values(metrics)
 
     def gain(self, evaluation: Evaluation) -> dict[str, float]:
         """The metric of its gain; empty before the seed has passed."""
@@ -192,7 +192,7 @@ class CampaignProgress:
         metrics: dict[str, float] = {"campaign/evaluations_failed": self.failed}
         if self.best is not None:
             metrics[f"campaign/best_{fitness_metric(self.unit, self.kind)}"] = self.best
-        return _rounded(metrics)
+        return _metric_values(metrics)
 
 
 def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: str) -> dict[str, float]:
@@ -207,13 +207,13 @@ def reference_metrics(references: Mapping[str, Evaluation], scope: str, kind: st
         for figures in evaluation.workloads:
             workload = figures.workload.replace("/", ".")
             metrics[f"ref_us_{kind}/{scope}.{workload}.{plain}"] = figures.seconds * 1e6
-    return _rounded(metrics)
+    return _metric_values(metrics)
 
 
 def cost_metrics(data: CampaignData) -> dict[str, float]:
     """The bill, and by workload the factor that the floor still allows."""
     left = {f"headroom_{data.kind}/{row.workload.replace('/', '.')}": row.left for row in data.headroom()}
-    return _rounded({**data.bill.metrics(), **left})
+    return _metric_values({**data.bill.metrics(), **left})
 
 
 def model_tags(data: CampaignData) -> dict[str, str]:
@@ -229,7 +229,7 @@ def cost_line(data: CampaignData) -> str:
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     if left := [row.left for row in data.headroom()]:
         parts.append(f"at most ×{max(left):.2f} left to the modelled floor")
-    return "Bill: " + "; ".join(_plain(part) for part in parts) + "."
+    return "Bill: " + "; ".join(_markdown_text(part) for part in parts) + "."
 
 
 def campaign_note(
@@ -247,7 +247,7 @@ def campaign_note(
     links = " · ".join(f"[{name}]({artifacts.format(page)})" for name, page in pages)
     paragraphs = [
         " ".join(filter(None, (_headline(data, link), links))),
-        f"**{_plain(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
+        f"**{_markdown_text(facts.get('id'))}**: `{facts.get('operator')}` on `{data.target_text}`, suite "
         f"`{facts.get('suite')}`, seed {facts.get('seed')}. State: {state}.",
         f"Verdicts: {verdicts}.",
         f"Best rate on the suite: **{rate_text(best, data.unit)}** (geometric mean; {unit})." if best else "",
@@ -270,19 +270,18 @@ def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
     number = data.winner.index
     change = winner_change(data)
     changed = "; ".join((*change.steps, *change.parameters)) if change else data.winner.mutation.detail
-    won = (
-        f"Winner: {_linked(f'candidate {number}', link(number))}, {_plain(changed or 'the seed unchanged')}."
-    )
+    candidate = _markdown_link(f"candidate {number}", link(number))
+    won = f"Winner: {candidate}, {_markdown_text(changed or 'the seed unchanged')}."
     first = winner.workloads[0]
     low, high = first.seconds_interval
     interval = "" if low == high else f" ({time_text(low)} to {time_text(high)})"
     speeds = rival_speeds(finals)
     mean = f" (geometric mean of {len(winner.workloads)} shapes)" if len(winner.workloads) > 1 else ""
-    speed = f" It is {_plain(speeds)}{mean}." if speeds else ""
+    speed = f" It is {_markdown_text(speeds)}{mean}." if speeds else ""
     if data.bill.gain is not None and not any(name.startswith(SEED_PREFIX) for name in finals):
         speed += f" It is {speed_text(data.bill.gain, 'the best seed')}."
     return (
-        f"{won} It takes **{time_text(first.seconds)}**{interval} at {_plain(first.workload)} "
+        f"{won} It takes **{time_text(first.seconds)}**{interval} at {_markdown_text(first.workload)} "
         f"({data.target_text}, {data.kind}).{speed}"
     )
 
@@ -290,8 +289,13 @@ def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
 def _figures_table(head: str, rows: Iterable[tuple[str, WorkloadFigures]]) -> str:
     """Times and rates in Markdown; empty without rows."""
     lines = [
-        (_plain(name), time_text(w.seconds), rate_text(w.rate, w.unit), percent_text(w.roofline_fraction))
-        for name, w in rows
+        (
+            _markdown_text(n),
+            time_text(w.seconds),
+            rate_text(w.rate, w.unit),
+            percent_text(w.roofline_fraction),
+        )
+        for n, w in rows
     ]
     # MLflow's tables have no space between cells
     texts = ["| " + " | ".join(f"{cell}&emsp;" for cell in line) + " |" for line in lines]
@@ -311,11 +315,11 @@ def candidate_note(
     ``link``: the page of a candidate's run by number, empty if unknown.
     """
     mutation = candidate.mutation
-    origin = " and ".join(_linked(f"candidate {p.index}", link(p.index)) for p in parents)
-    note = f"{_plain(mutation.detail)}: {mutation.kind.value} by {_plain(mutation.proposer)}"
+    origin = " and ".join(_markdown_link(f"candidate {p.index}", link(p.index)) for p in parents)
+    note = f"{_markdown_text(mutation.detail)}: {mutation.kind.value} by {_markdown_text(mutation.proposer)}"
     note += f", from {origin}." if origin else "."
     if evaluation.verdict is not Verdict.OK:
-        reason = _plain(evaluation.reason[:1000])
+        reason = _markdown_text(evaluation.reason[:1000])
         return f"{note}\n\n**{evaluation.verdict.value}** at stage {evaluation.stage.value}: {reason}"
     head = f"{target_text(evaluation.target)}, {facts.get('target_kind')}"
     rows = ((w.workload, w) for w in evaluation.workloads[:MOST_LINKS])
@@ -326,13 +330,13 @@ def with_children(note: str, children: Sequence[int], link: Callable[[int], str]
     """A candidate's description with links to what was made of the candidate."""
     if not children:
         return note
-    shown = ", ".join(_linked(str(n), link(n)) for n in children[:MOST_LINKS])
+    shown = ", ".join(_markdown_link(str(n), link(n)) for n in children[:MOST_LINKS])
     more = f" and {len(children) - MOST_LINKS} more" if len(children) > MOST_LINKS else ""
     first, gap, rest = note.partition("\n\n")
     return f"{first} Children: {shown}{more}.{gap}{rest}"[:TAG_LENGTH]
 
 
-def _linked(text: str, address: str) -> str:
+def _markdown_link(text: str, address: str) -> str:
     return f"[{text}]({address})" if address else text
 
 
@@ -360,7 +364,7 @@ def _tags(values: Mapping[str, str]) -> dict[str, str]:
     return {_key(k): v[:TAG_LENGTH] for k, v in values.items() if v != ""}
 
 
-def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+def _metric_values(metrics: Mapping[str, float]) -> dict[str, float]:
     """Finite numbers under names that MLflow accepts."""
     return {
         _key(k): float(v if float(v).is_integer() else f"{v:.{DIGITS}g}")
@@ -378,6 +382,6 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _plain(text: object) -> str:
+def _markdown_text(text: object) -> str:
     """Text without Markdown's markup, in one table cell."""
     return re.sub(r"([|`*_<>\[\]\\])", r"\\\1", " ".join(str(text).split()))

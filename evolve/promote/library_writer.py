@@ -97,7 +97,7 @@ class LibraryWriter:
         place = self.place(operator)
         if not (place / store.INDEX).exists():
             return {"format": store.FORMAT, "current": None, "history": []}
-        return _sound(store.read_index, place)
+        return _read_sound(store.read_index, place)
 
     def version(self, operator: str, name: str | None = None) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """(id, receipt, dispatch) of a version by how its id begins; None: the current one. Raises LibraryError."""
@@ -108,7 +108,7 @@ class LibraryWriter:
         if len(found) != 1:
             known = ", ".join(self.versions(operator)) or "none"
             raise LibraryError(f"{operator}: version {name or current} is not there (versions: {known}).")
-        receipt, dispatch = _sound(store.read_version, self.place(operator) / "versions" / found[0])
+        receipt, dispatch = _read_sound(store.read_version, self.place(operator) / "versions" / found[0])
         return found[0], receipt, dispatch
 
     def versions(self, operator: str) -> list[str]:
@@ -119,11 +119,11 @@ class LibraryWriter:
     def file(self, operator: str, version: str, name: str, sha256: str) -> bytes:
         """A file of a version, hash checked. Raises LibraryError."""
         path = self.place(operator) / "versions" / version / name
-        return _sound(lambda p: store.read_checked(p, sha256), path)
+        return _read_sound(lambda p: store.read_checked(p, sha256), path)
 
     def source(self, operator: str, version: str, kernel: Mapping[str, Any]) -> str:
         """The text of a kernel that a version's table names, hashes checked. Raises LibraryError."""
-        return _sound(lambda p: store.source(p, kernel), self.place(operator) / "versions" / version)
+        return _read_sound(lambda p: store.source(p, kernel), self.place(operator) / "versions" / version)
 
     def kernel_files(self, operator: str, version: str, kernel: Mapping[str, Any]) -> dict[str, bytes]:
         """The files of such a kernel, hashes checked. Raises LibraryError."""
@@ -208,7 +208,7 @@ def runtime_files() -> dict[str, bytes]:
     return found
 
 
-def _sound(read: Any, *arguments: Any) -> Any:
+def _read_sound(read: Any, *arguments: Any) -> Any:
     try:
         return read(*arguments)
     except store.UnsoundLibrary as error:

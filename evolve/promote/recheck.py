@@ -21,7 +21,7 @@ from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
-from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_within, verify
+from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_constraints, verify
 from tilewright.evolve.promote.version_files import (
     Files,
     device_names,
@@ -57,7 +57,7 @@ Region = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedShape:
     """A shape that its kernel has passed on, with its figures here and what the receipt before ``promised``."""
 
     region: Region
@@ -74,7 +74,7 @@ class Served:
 
 
 @dataclass
-class Found:
+class Recheck:
     """All that a recheck found of one operator on one target.
 
     ``entry_name``: the table's name for the target. ``constants``: what legality may name, of operator and target.
@@ -88,7 +88,7 @@ class Found:
     target: Target
     constants: Mapping[str, float]
     alone: bool = False
-    served: list[Served] = field(default_factory=list)
+    served: list[ServedShape] = field(default_factory=list)
     dropped: list[Region] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     verified: dict[str, Verified] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Found:
         return self.target.kind.value
 
     @property
-    def slower(self) -> list[Served]:
+    def slower(self) -> list[ServedShape]:
         """Those that take more than ``LOSS`` longer than promised, the worst first."""
         found = [s for s in self.served if s.change is not None and s.change > LOSS]
         return sorted(found, key=lambda s: -(s.change or 0.0))
@@ -133,7 +133,7 @@ def recheck_library(
 
 def recheck_operator(
     writer: LibraryWriter, operator: str, target: str, make: MakeEvaluator, say: Say
-) -> Found | None:
+) -> Recheck | None:
     """Verify and time what the current version serves on ``target``; None where it serves nothing there.
 
     Nothing is written. Raises UserError where the operator or the target cannot be had here.
@@ -147,7 +147,7 @@ def recheck_operator(
     campaign = target_receipt["campaign"]
     first = _resolve_suite(campaign["operator"], wanted.name, campaign["suite"])
     constants = {**first.operator.constants, **first.target.constants}
-    found = Found(operator, name, version, wanted, constants, verified_alone(first.operator, first.target))
+    found = Recheck(operator, name, version, wanted, constants, verified_alone(first.operator, first.target))
     promises = {(s["workload"], s["genome"]): {"model_version": None, **s} for s in target_receipt["shapes"]}
     suites: dict[str, dict[str, list[Region]]] = {}
     for region in entry["regions"]:
@@ -175,7 +175,7 @@ def recheck_operator(
 
 
 def _check(
-    found: Found,
+    found: Recheck,
     resolved: Resolved,
     contenders: Mapping[str, Contender],
     kernels: Mapping[str, Sequence[Region]],
@@ -212,11 +212,13 @@ def _check(
         found.verified[kernel] = verified
         for region in kernels[kernel]:
             figures, interval = own_figures(verified, region["workload"], verification.comparison)
-            found.served.append(Served(region, figures, interval, promises.get((region["workload"], kernel))))
+            found.served.append(
+                ServedShape(region, figures, interval, promises.get((region["workload"], kernel)))
+            )
 
 
 def _contenders(
-    writer: LibraryWriter, found: Found, kernels: Mapping[str, Mapping[str, Any]]
+    writer: LibraryWriter, found: Recheck, kernels: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Contender]:
     """Kernels by name, within their table's limits; one whose file is damaged has failed."""
     contenders = {}
@@ -262,7 +264,7 @@ def _suite_of(resolved: Resolved, region: Region) -> str | None:
 # -- what is said ------------------------------------------------------------------------------------
 
 
-def _findings(found: Found, version: str | None) -> Iterator[Finding]:
+def _findings(found: Recheck, version: str | None) -> Iterator[Finding]:
     """What a recheck found, a sentence each; not good is only what no kernel serves any more."""
     where, operator = f"{found.entry_name}, {found.kind}", found.operator
     for kernel, reason in found.failed.items():
@@ -287,7 +289,7 @@ def _findings(found: Found, version: str | None) -> Iterator[Finding]:
     yield Finding(True, f"{operator}: {_summary(found, version)} ({where}).")
 
 
-def _summary(found: Found, version: str | None) -> str:
+def _summary(found: Recheck, version: str | None) -> str:
     if version is None:
         return "no kernel passes; the reference answers"
     text = f"{len(found.served)} shapes of {len(found.verified)} kernels verified and timed on {found.where}"
@@ -303,7 +305,7 @@ def _summary(found: Found, version: str | None) -> str:
 # -- the version that is written ---------------------------------------------------------------------
 
 
-def _write(writer: LibraryWriter, found: Found) -> str | None:
+def _write(writer: LibraryWriter, found: Recheck) -> str | None:
     """Write what was found as a new version; its id, None where nothing is left to serve. Raises LibraryError.
 
     A library that was changed meanwhile is left as it is (Refusal).
@@ -330,7 +332,7 @@ def _write(writer: LibraryWriter, found: Found) -> str | None:
 
 def _version_files(
     writer: LibraryWriter,
-    found: Found,
+    found: Recheck,
     receipt: Mapping[str, Any],
     dispatch: Mapping[str, Any],
     others: Mapping[str, Any],
@@ -350,7 +352,7 @@ def _version_files(
 
 
 def _kept_files(
-    writer: LibraryWriter, found: Found, receipt: Mapping[str, Any], targets: Mapping[str, Any]
+    writer: LibraryWriter, found: Recheck, receipt: Mapping[str, Any], targets: Mapping[str, Any]
 ) -> Files:
     """Files of the version before that hold still: no kernel without a table, no plans of another compiler."""
     _, _, dispatch = writer.version(found.operator, found.version)
@@ -368,11 +370,11 @@ def _kept_files(
     return kept
 
 
-def _entry(found: Found, old: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _entry(found: Recheck, old: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kernels = {}
     for name, verified in found.verified.items():
         mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
-        within = served_within(verified.evaluations, mine, found.alone)
+        within = served_constraints(verified.evaluations, mine, found.alone)
         limits = dict.fromkeys((*verified.contender.within, *within))
         kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {
@@ -386,7 +388,7 @@ def _entry(found: Found, old: Mapping[str, Any], shapes: Sequence[Mapping[str, A
     }
 
 
-def _receipt(found: Found, old: Mapping[str, Any]) -> dict[str, Any]:
+def _receipt(found: Recheck, old: Mapping[str, Any]) -> dict[str, Any]:
     """The old receipt's campaign and gain, with candidates and shapes as they were found here."""
     origins = {candidate["genome"]: candidate for candidate in old["candidates"]}
     return {
@@ -413,7 +415,7 @@ def _receipt(found: Found, old: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shape(found: Found, served: Served) -> dict[str, Any]:
+def _shape(found: Recheck, served: ServedShape) -> dict[str, Any]:
     """A shape's figures here. ``before``: what the version before promised, ``change``: seconds here over that, less
     one, None where the figures do not compare."""
     region, figures, promised = served.region, served.figures, served.promised or {}

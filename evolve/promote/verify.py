@@ -236,7 +236,7 @@ def _require_gated(resolved: Resolved, verified: Verified) -> None:
             )
 
 
-def served_within(
+def served_constraints(
     evaluations: Sequence[Evaluation], shapes: Sequence[Mapping[str, int]], alone: bool = False
 ) -> list[str]:
     """Constraints that keep a library to the shapes that a kernel was verified on, and, not ``alone``, those between.

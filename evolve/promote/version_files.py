@@ -20,7 +20,7 @@ import numpy as np
 from tilewright.evolve.promote.judge import Judgement
 from tilewright.evolve.promote.nominate import Nomination
 from tilewright.evolve.promote.reference_files import packed_reference
-from tilewright.evolve.promote.verify import Refusal, Verified, gates_read, served_within
+from tilewright.evolve.promote.verify import Refusal, Verified, gates_read, served_constraints
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.record.system import commit, version
 from tilewright.evolve.space.genome import normalise
@@ -123,7 +123,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
             continue  # what serves now stays wherever it was to serve
         facts, made = kernel_files(promotion.operator, resolved.target.name, genome.source)
         files.update(made)
-        expected = _expected(genome.source)
+        expected = _expected_time(genome.source)
         if expected is not None:
             names = {**resolved.operator.constants, **resolved.target.constants, **genome.params}
             _require_times(expected, names, [shape.dims for shape in promotion.judgement.shapes])
@@ -133,7 +133,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
             "params": dict(genome.params),
             "constraints": [
                 *read_declarations(genome.source).constraints,
-                *served_within(
+                *served_constraints(
                     promotion.found[promotion.names[genome.id]].evaluations,
                     [shape.dims for shape in promotion.judgement.shapes if shape.genome == genome.id],
                     verified_alone(resolved.operator, resolved.target),
@@ -165,7 +165,7 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     return entry, files
 
 
-def _expected(source: str) -> str | None:
+def _expected_time(source: str) -> str | None:
     """The time to expect that a kernel module declares, an expression (``library.dispatch_rule``). Raises Refusal."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXPECTED":
@@ -247,7 +247,7 @@ def kernel_files(operator: str, target: str, source: str) -> tuple[dict[str, Any
 
     A formatted module under a header; device code, which it names, lies beside it.
     """
-    text, code = _apart(_format_source(source))
+    text, code = _split_device_code(_format_source(source))
     header, files, facts = _HEADER.format(operator=operator, target=target), Files(), dict[str, Any]()
 
     def add(text: str, suffix: str) -> tuple[str, str]:
@@ -266,7 +266,7 @@ def kernel_files(operator: str, target: str, source: str) -> tuple[dict[str, Any
 _PLACE = '"device code"'
 
 
-def _apart(source: str) -> tuple[str, str]:
+def _split_device_code(source: str) -> tuple[str, str]:
     """A module with its device code taken out, and that code; empty where there is none, or none that stands alone."""
     node = device_code(ast.parse(source))
     literal = ast.get_source_segment(source, node) if node is not None else None

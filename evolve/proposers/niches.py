@@ -60,7 +60,7 @@ class Niche:
     points: list[Candidate] = field(default_factory=list)
 
 
-def transferred(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
+def transferred_point(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
     """A point of ``space`` that says as far as possible what ``params`` say of another structure: equal names, then
     names of equal meaning."""
     point = inherit(space, params)
@@ -108,7 +108,7 @@ class NicheSearch:
 
     def _own(self, history: History, rng: np.random.Generator) -> Proposal | None:
         unfinished = [
-            n for n in self._niches.values() if len(n.points) < sum(RUNGS) and not _failed(n, history)
+            n for n in self._niches.values() if len(n.points) < sum(RUNGS) and not _has_failed(n, history)
         ]
         for niche in unfinished[:MOST_OPEN]:
             if (proposal := self._point(niche, history, rng)) is not None:
@@ -141,7 +141,9 @@ class NicheSearch:
         """The seeds, the best of each niche, whose structure another rule may change in turn, then the fittest."""
         seen: set[str] = set()
         seeds = [c for c in history.candidates[:16] if c.mutation.kind is MutationKind.SEED]
-        best = [found for niche in self._niches.values() if (found := _best(niche, history)) is not None]
+        best = [
+            found for niche in self._niches.values() if (found := _fittest_point(niche, history)) is not None
+        ]
         for candidate in (*seeds, *best, *(c for c, _ in history.fittest(4))):
             if candidate.genome.source_id not in seen:
                 seen.add(candidate.genome.source_id)
@@ -152,7 +154,7 @@ class NicheSearch:
             space = self.spaces[source]
         except SpaceError:
             return None
-        return None if space is None else Genome(source, transferred(space, params))
+        return None if space is None else Genome(source, transferred_point(space, params))
 
     # -- points -------------------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class NicheSearch:
         known = np.array([row for c in niche.points if (row := self.spaces.row(c.genome)) is not None])
         if len(niche.points) < RUNGS[0]:
             rows = space.sample_rows(rng, SPREAD)
-            if len(niche.points) % 2 and (near := _near(space, known[0], rows, rng)).size:
+            if len(niche.points) % 2 and (near := _near_rows(space, known[0], rows, rng)).size:
                 rows = near
             distance = (rows[:, None, :] != known[None, :, :]).sum(axis=2).min(axis=1)
             rows = rows[np.argsort(-distance, kind="stable")]
@@ -188,7 +190,7 @@ class NicheSearch:
         return None
 
 
-def _near(space: Space, point: Rows, rows: Rows, rng: np.random.Generator) -> Rows:
+def _near_rows(space: Space, point: Rows, rows: Rows, rng: np.random.Generator) -> Rows:
     """Legal points that differ from ``point`` in one to ``CHANGED`` values, taken from ``rows``."""
     order = rng.permuted(np.tile(np.arange(len(point)), (len(rows), 1)), axis=1)
     changed = order < rng.integers(1, CHANGED + 1, size=(len(rows), 1))
@@ -196,7 +198,7 @@ def _near(space: Space, point: Rows, rows: Rows, rng: np.random.Generator) -> Ro
     return mixed[space.legal_rows(mixed)]
 
 
-def _best(niche: Niche, history: History) -> Candidate | None:
+def _fittest_point(niche: Niche, history: History) -> Candidate | None:
     """The fittest point of a niche; None while nothing of it worked."""
     done = [
         (e.fitness, -c.index, c) for c in niche.points if (e := history.evaluation(c.genome.id)) and e.fitness
@@ -204,7 +206,7 @@ def _best(niche: Niche, history: History) -> Candidate | None:
     return max(done)[2] if done else None
 
 
-def _failed(niche: Niche, history: History) -> bool:
+def _has_failed(niche: Niche, history: History) -> bool:
     """Whether the whole first rung was evaluated and nothing of it worked."""
     known = [history.evaluation(c.genome.id) for c in niche.points]
     finished = [e for e in known if e is not None]

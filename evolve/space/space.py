@@ -28,7 +28,7 @@ from tilewright.evolve.space.constraints import (
 )
 from tilewright.evolve.space.genome import DECLARATIONS, Value
 
-__all__ = ["Constants", "Declarations", "Rows", "Space", "SpaceError", "nearest", "read_declarations"]
+__all__ = ["Constants", "Declarations", "Rows", "Space", "SpaceError", "nearest_point", "read_declarations"]
 
 ENUMERATION_LIMIT = 400_000
 """Legal points up to which a space is enumerated as a whole."""
@@ -97,9 +97,9 @@ def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
         if not isinstance(values, tuple | list) or not values:
             raise SpaceError(f"SPACE: {name} needs a tuple of at least one value.")
         for value in values:
-            if not _plain(value):
+            if not _is_plain_value(value):
                 raise SpaceError(
-                    f"SPACE: {name}: {_shown(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
+                    f"SPACE: {name}: {_shortened(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
                 )
         if len({_key(value) for value in values}) < len(values):
             raise SpaceError(f"SPACE: {name} lists a value twice.")
@@ -112,9 +112,9 @@ def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
 def _checked_defaults(defaults: object) -> Mapping[str, Value]:
     assert isinstance(defaults, dict)
     for name, value in defaults.items():
-        if not _plain(value):
+        if not _is_plain_value(value):
             raise SpaceError(
-                f"DEFAULTS: {name}: {_shown(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
+                f"DEFAULTS: {name}: {_shortened(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
             )
     return MappingProxyType(dict(defaults))
 
@@ -122,7 +122,7 @@ def _checked_defaults(defaults: object) -> Mapping[str, Value]:
 _ALLOWED_VALUES = f"finite numbers below 2^63, bool, text of at most {MAX_TEXT} characters"
 
 
-def _plain(value: object) -> bool:
+def _is_plain_value(value: object) -> bool:
     """Whether a parameter may have it: journals, MLflow and JSON must hold it."""
     if isinstance(value, str):
         return len(value) <= MAX_TEXT and not any("\ud800" <= c <= "\udfff" for c in value)
@@ -131,7 +131,7 @@ def _plain(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1 << 63
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     """In few characters, all of which can be printed."""
     try:
         return repr(value)[:60].encode(errors="backslashreplace").decode()
@@ -374,7 +374,7 @@ class Space:
         return np.array([self.is_ordinal(name) for name in self.names], dtype=bool)
 
 
-def nearest(space: Space, params: Mapping[str, Value]) -> dict[str, Value] | None:
+def nearest_point(space: Space, params: Mapping[str, Value]) -> dict[str, Value] | None:
     """A legal point that differs from ``params`` in the fewest parameters, by the fewest steps in all.
 
     None if ``params`` has values the space does not list, or if nothing near is legal.

@@ -89,10 +89,10 @@ def read_events(bundles: bytes, path: CriticalPath, cycles: int) -> Events:
     spent = np.where(path.waits[cause] == WAITS.index("dma"), np.minimum(spent, 1), spent)
     before = np.concatenate([[0], np.cumsum(spent)])
     work = np.diff(np.concatenate([[0], before[places], before[-1:]]))
-    return Events(work, *_matched(bundles, found))
+    return Events(work, *_matched_copies(bundles, found))
 
 
-def _matched(
+def _matched_copies(
     bundles: bytes, found: Sequence[tuple[bytes, bytes, bytes]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Kinds, sizes and what is waited for. A flag's copies are waited for in the order in which they were started."""
@@ -109,7 +109,7 @@ def _matched(
                 continue
             sizes[place] = GRANULE_BYTES * int(wait[3])
             flag = wait[2] if wait[2] else flags.of(wait[1])
-            ready[place] = _taken(open_by_flag, flag, int(sizes[place]))
+            ready[place] = _take_bytes(open_by_flag, flag, int(sizes[place]))
         else:
             size = _GRANULES.search(operands)
             if size is None:
@@ -121,7 +121,7 @@ def _matched(
     return kinds, sizes, ready
 
 
-def _taken(open_by_flag: dict[bytes, deque[list[int]]], flag: bytes, size: int) -> int:
+def _take_bytes(open_by_flag: dict[bytes, deque[list[int]]], flag: bytes, size: int) -> int:
     """Take ``size`` bytes off the oldest copies of a flag: the number of the last start that they came from."""
     waiting = open_by_flag[flag]
     if not waiting:

@@ -43,7 +43,7 @@ class OperationCycles:
 
 
 @dataclass
-class Executed:
+class ExecutedWork:
     """Work that a run of bundles did. ``opcodes`` counts instructions, ``dma_bytes`` and ``dmas`` (their number) are by
     direction, ``bundles`` issued.
     """
@@ -55,8 +55,8 @@ class Executed:
     fills: int = 0
     bundles: int = 0
 
-    def __add__(self, other: Executed) -> Executed:
-        return Executed(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+    def __add__(self, other: ExecutedWork) -> ExecutedWork:
+        return ExecutedWork(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
     @property
     def hbm_bytes(self) -> int:
@@ -103,7 +103,7 @@ def opcodes_of(bundles: bytes) -> list[bytes]:
     return _OPCODE.findall(bundles)
 
 
-def scan_bundles(text: bytes, opcodes: Sequence[bytes] | None = None) -> Executed:
+def scan_bundles(text: bytes, opcodes: Sequence[bytes] | None = None) -> ExecutedWork:
     """Counts over one ``_bundles.txt``; ``opcodes`` is what ``opcodes_of`` finds in it, where known.
 
     Raises ParseError for text without bundles or a DMA of unknown size.
@@ -111,7 +111,7 @@ def scan_bundles(text: bytes, opcodes: Sequence[bytes] | None = None) -> Execute
     bundles = text.count(b": bundle slots:")
     if not bundles:
         raise ParseError("an unrolled bundle dump without bundles")
-    result = Executed(bundles=bundles)
+    result = ExecutedWork(bundles=bundles)
     counts = Counter(opcodes_of(text) if opcodes is None else opcodes)
     for code, number in counts.items():
         result.opcodes[code.decode("ascii", "replace")] += number

@@ -26,7 +26,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Passed:
+class OperationTime:
     """One operation's time and what it went to, in seconds. ``memory``: the copies alone, one after the other.
 
     ``waits``: how often the core waits for a copy, whether or not it is ready.
@@ -50,7 +50,7 @@ class Passed:
         return self.read + self.write
 
 
-def replay(events: Events, rules: Rules) -> Passed:
+def replay(events: Events, rules: Rules) -> OperationTime:
     """Run an operation's events under these rules."""
     rates = {Kind.READ: rules.read, Kind.WRITE: rules.write}
     took = np.zeros(len(events.kinds))
@@ -74,7 +74,7 @@ def replay(events: Events, rules: Rules) -> Passed:
             ready[place] = free + rules.latency
     now += float(events.work[-1]) / rules.clock
     total = max(now, free)
-    return Passed(
+    return OperationTime(
         total,
         float(work.sum()) + float(events.work[-1]) / rules.clock,
         float(took[events.kinds == Kind.READ].sum()),

@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu.events import Events, read_events
 from tilewright.fitness.tpu.llo import (
-    Executed,
+    ExecutedWork,
     OperationCycles,
     ParseError,
     opcodes_of,
@@ -21,7 +21,7 @@ from tilewright.fitness.tpu.llo import (
     scan_bundles,
     vmem_bytes,
 )
-from tilewright.fitness.tpu.time_model import CALIBRATIONS, Modelled, time_of
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, ModelledTime, time_of
 from tilewright.fitness.tpu.timeline import read_critical_path, read_diagnosis
 
 LATENCY_LIMIT = 0.5
@@ -35,7 +35,7 @@ class StaticRun:
     """Everything read from one workload's dumps."""
 
     operations: tuple[OperationCycles, ...]
-    executed: Executed
+    executed: ExecutedWork
     vmem: int
     schedule: dict[str, Any] | None
     """What ``fitness.tpu.timeline`` makes of the longest operation; None where its dumps do not say."""
@@ -57,7 +57,7 @@ def read_dumps(folder: Path, chip: Chip) -> StaticRun:
         raise ParseError("the simulator wrote no profile")
     operations = tuple(read_profile(_text(path)) for path in profiles)
     by_name = {op.name: op for op in operations}
-    executed, schedule, events = Executed(), None, []
+    executed, schedule, events = ExecutedWork(), None, []
     longest = max(operations, key=lambda op: op.cycles)
     for path in bundles:
         name = path.name.removesuffix("_bundles.txt")
@@ -85,19 +85,19 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def mxu_flops(executed: Executed, chip: Chip) -> int:
+def mxu_flops(executed: ExecutedWork, chip: Chip) -> int:
     """FLOP the matrix units were passed: rows x size^2 multiply-adds a vmatmul, full or not."""
     square = chip.mxu_size**2
     return sum(2 * chip.mxu_rows[kind] * square * number for kind, number in executed.matmuls().items())
 
 
-def modelled(run: StaticRun, chip: Chip) -> Modelled:
+def modelled_time(run: StaticRun, chip: Chip) -> ModelledTime:
     """The time of one call on one TensorCore."""
     lower = lower_bounds(run.executed, chip)
     return time_of(run.events, chip.name, max(lower, key=lambda unit: lower[unit]))
 
 
-def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
+def diagnosis(run: StaticRun, chip: Chip, time: ModelledTime) -> dict[str, Any]:
     """What explains the ``time``. Busy figures are fractions of the cycles at a unit's full issue rate.
 
     ``cycles``; ``mxu_busy``, ``valu_busy``, ``load_busy``, ``store_busy``, ``xlu_busy``; ``spill_stores`` and
@@ -140,7 +140,7 @@ def diagnosis(run: StaticRun, chip: Chip, time: Modelled) -> dict[str, Any]:
     return result | (run.schedule or {})
 
 
-def lower_bounds(executed: Executed, chip: Chip) -> dict[str, float]:
+def lower_bounds(executed: ExecutedWork, chip: Chip) -> dict[str, float]:
     """Cycles each unit needs for what it was issued, if nothing else held it up."""
     units = executed.units()
     mxu = sum(

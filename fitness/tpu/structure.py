@@ -72,12 +72,12 @@ def objection(
     ``beside``: operations that may stand beside the kernels (``seeds.operator.BesideKernels``). Where there are any, an
     operand may be for them alone, and an output may be worked out further or by them.
     """
-    return _outside(facts, operand_names, output_names, beside) or next(
-        (reason for kernel in facts.kernels if (reason := _inside(kernel))), None
+    return _objection_around(facts, operand_names, output_names, beside) or next(
+        (reason for kernel in facts.kernels if (reason := _objection_within(kernel))), None
     )
 
 
-def _outside(
+def _objection_around(
     facts: ModuleFacts, operand_names: Sequence[str], output_names: Sequence[str], beside: frozenset[str]
 ) -> str | None:
     if not facts.kernels:
@@ -127,7 +127,7 @@ def missing_work(facts: ModuleFacts, flops: int) -> str | None:
     return None
 
 
-def _inside(kernel: Mapping[str, Any]) -> str | None:
+def _objection_within(kernel: Mapping[str, Any]) -> str | None:
     if min(kernel["grid"], default=1) < 0:
         return "the grid has a size that is not known before the run"
     if 0 in kernel["grid"]:

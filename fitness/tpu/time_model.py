@@ -49,7 +49,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Modelled:
+class ModelledTime:
     """A time with its interval, in seconds, what it went to (core at work, copies alone, waiting) and its class."""
 
     seconds: float
@@ -69,7 +69,7 @@ CALIBRATIONS: Mapping[str, Calibration] = {
 """By chip. Clocks: the one published is v5e's; tpu7x's 1.8 GHz is what its matrix-bound rows run at."""
 
 
-def time_of(operations: Iterable[tuple[Events, int]], chip: str, bound: str) -> Modelled:
+def time_of(operations: Iterable[tuple[Events, int]], chip: str, bound: str) -> ModelledTime:
     """The time of one call: every operation's events, and how often it runs.
 
     ``bound``: the unit with the largest lower bound (see ``simulation.diagnosis``).
@@ -85,7 +85,7 @@ def time_of(operations: Iterable[tuple[Events, int]], chip: str, bound: str) -> 
         longest = max(longest, (count * passed.seconds, passed.step))
     kind = kind_of(bound, core, memory, longest[1])
     low, high = (seconds * math.exp(end) for end in ERRORS[kind])
-    return Modelled(seconds, low, high, core, memory, waited, kind)
+    return ModelledTime(seconds, low, high, core, memory, waited, kind)
 
 
 def kind_of(bound: str, core: float, memory: float, step: float) -> str:

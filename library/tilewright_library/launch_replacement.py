@@ -390,12 +390,12 @@ class Installation:
         try:
             for replacement in self.replacements:
                 self._put(replacement)
+            if self.layers is not None:
+                self._undo.append(self.layers.uninstall)
+                self.layers.install()
         except BaseException:
             self.uninstall()
             raise
-        if self.layers is not None:
-            self.layers.install()
-            self._undo.append(self.layers.uninstall)
 
     def _check_device(self) -> None:
         if not self.device:

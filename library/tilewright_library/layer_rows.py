@@ -52,18 +52,18 @@ def whole_rows(m: int, trains: bool = True) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def measured(folder: Path = store.KERNELS) -> dict[str, Any]:
+def measured_times(folder: Path = store.KERNELS) -> dict[str, Any]:
     """The table of times; empty where there is none, or where a kernel serves that is neither the measured one nor
     was promoted over it since: a promotion that is not forced gains, and loses at most 5 % on any of its shapes."""
     try:
         table: dict[str, Any] = json.loads((folder / FAMILY / "layer_times.json").read_text(encoding="utf-8"))
-        same = all(_follows(folder / FAMILY / op, version) for op, version in table["versions"].items())
+        same = all(_descends_from(folder / FAMILY / op, version) for op, version in table["versions"].items())
     except (OSError, ValueError, KeyError, store.NotServed):
         return {}
     return table if same else {}
 
 
-def _follows(place: Path, measured_version: str) -> bool:
+def _descends_from(place: Path, measured_version: str) -> bool:
     index = store.read_index(place)
     before = {entry["version"]: entry["previous"] for entry in index["history"] if not entry.get("forced")}
     version = index["current"]
@@ -74,7 +74,7 @@ def _follows(place: Path, measured_version: str) -> bool:
 
 def gains(mode: str, way: str, n: int, k: int, device: str) -> dict[int, float]:
     """Gains by rows of the measured layer that is nearest to w [N, K]; empty where nothing is known of the device."""
-    table = measured()
+    table = measured_times()
     layers = table.get("us", {}).get(mode, {}) if table.get("device") == device else {}
     if not layers:
         return {}

@@ -42,7 +42,7 @@ def lone_references(out: np.ndarray, others: np.ndarray) -> dict[str, Arrays]:
     return {"lone": {"out": out.astype(ml_dtypes.bfloat16)}, "alone": {"out": others < ALONE}}
 
 
-def ordered(q: np.ndarray, k: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> None:
+def exact_scores(q: np.ndarray, k: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> None:
     """In place, q [..., D], k and v [..., T, D]: scores up to 2^97, and values around 2^110. Scores are powers of two,
     which scaling leaves exact, whether or not what follows is contracted with it; the largest is mostly one key's."""
     q[...], k[...] = 0.0, 0.0
@@ -51,7 +51,7 @@ def ordered(q: np.ndarray, k: np.ndarray, v: np.ndarray, rng: np.random.Generato
     v *= np.float32(2.0**110)
 
 
-def trickling(q: np.ndarray, k: np.ndarray, v: np.ndarray, tokens: int, rng: np.random.Generator) -> None:
+def small_weights(q: np.ndarray, k: np.ndarray, v: np.ndarray, tokens: int, rng: np.random.Generator) -> None:
     """In place, of one key head: the first key has nearly all the weight, the others no value, and so many of them
     together add less weight than bfloat16 keeps beside it."""
     away = math.log(tokens) + math.log(2.0) * rng.uniform(8.1, 9.0)
@@ -121,12 +121,12 @@ class FlashAttention(Shaped):
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Fresh operands.
 
-        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, so that few keys count, or ``ordered``.
+        ``randn``: standard normal. ``peaked``: scores spread over 60 and more, so few keys count, or ``exact_scores``.
         ``rising``: the largest score grows from block to block of keys, by 40 in all, so that sums that are not scaled
         anew show, or all keys that have values are 8 below the first, where a difference in bfloat16 costs 41 dB.
         ``shifted``: scores near 200, so that exponentials overflow unless a maximum is taken off; all are the same,
         with values of the first half of the keys that are ``shaped.integers`` and of the others zeros, or
-        ``trickling``: sums of fewer bits than float32 show. Which of two takes turns by seed and rows. Raises
+        ``small_weights``: sums of fewer bits than float32 show. Which of two takes turns by seed and rows. Raises
         ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
@@ -135,7 +135,7 @@ class FlashAttention(Shaped):
         q, k, v = (rng.standard_normal(spec.shape, dtype=np.float32) for spec in self.inputs(workload))
         size, turn, paired = q.shape[2], (seed + q.shape[1].bit_length()) % 2, v.shape[1] // 512 * 256
         if kind == "peaked" and turn:
-            ordered(q, k, v, rng)
+            exact_scores(q, k, v, rng)
         elif kind == "peaked":
             q *= np.float32(16.0)
         elif kind == "shifted" and turn and paired:
@@ -143,7 +143,7 @@ class FlashAttention(Shaped):
             v[:, :paired] = integers(rng, (v.shape[0], paired, size), 1, seed, mirror=True)
         elif kind == "shifted":
             for mine, keys, values in zip(q.reshape(len(v), -1, size), k, v, strict=True):
-                trickling(mine, keys, values, 128, rng)
+                small_weights(mine, keys, values, 128, rng)
         if kind in ("rising", "shifted"):
             # one direction of all queries and keys carries what is added to every score
             lift = np.linspace(0.0, 40.0, k.shape[1]) if kind == "rising" else np.full(k.shape[1], 200.0)

@@ -25,7 +25,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.flash_attention.operator import attention, lone_references, ordered, trickling
+from tilewright.seeds.flash_attention.operator import (
+    attention,
+    exact_scores,
+    lone_references,
+    small_weights,
+)
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
 from tilewright.seeds.shaped import ATTENTION_GATES
 
@@ -89,9 +94,9 @@ class PagedDecode:
         """Fresh operands.
 
         ``randn``: standard normal, lengths between one token and all, one of them whole pages. ``short``: a few tokens,
-        one at least of one. ``full``: every page of every sequence, and ``trickling``, or all keys that have values are
-        8 below the first. ``peaked``: scores spread over 60 and more, or ``ordered``. Which of two takes turns by seed
-        and pages. Raises ValueError for another kind.
+        one at least of one. ``full``: every page of every sequence, and ``small_weights``, or all keys that have values
+        are 8 below the first. ``peaked``: scores spread over 60 and more, or ``exact_scores``. Which of two takes turns
+        by seed and pages. Raises ValueError for another kind.
         """
         if kind not in INPUT_KINDS:
             raise ValueError(f"{self.name} has no input kind {kind!r}; it has {', '.join(INPUT_KINDS)}")
@@ -109,7 +114,7 @@ class PagedDecode:
         for pages in (k, v):
             pages.swapaxes(1, 2)[~owned] = STALE
         if kind == "peaked" and turn:
-            ordered(q, keys := k.transpose(1, 0, 2, 3).reshape(k.shape[1], -1, k.shape[3]), v, rng)
+            exact_scores(q, keys := k.transpose(1, 0, 2, 3).reshape(k.shape[1], -1, k.shape[3]), v, rng)
             k = keys.reshape(k.shape[1], k.shape[0], page, -1).transpose(1, 0, 2, 3)
         elif kind == "peaked":
             q *= np.float32(16.0)
@@ -117,7 +122,7 @@ class PagedDecode:
             for (b, table), head in itertools.product(enumerate(tables), range(k.shape[1])):
                 keys, values = (pages[table, head].reshape(-1, q.shape[2]) for pages in (k, v))
                 mine = slice(head * (q.shape[1] // k.shape[1]), (head + 1) * (q.shape[1] // k.shape[1]))
-                trickling(q[b, mine], keys, values, page, rng)
+                small_weights(q[b, mine], keys, values, page, rng)
                 k[table, head], v[table, head] = (x.reshape(-1, page, q.shape[2]) for x in (keys, values))
         elif kind == "full":
             q[..., -1], k[..., -1] = 8.0, 0.0

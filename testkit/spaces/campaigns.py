@@ -9,7 +9,7 @@ import numpy as np
 
 from testkit.spaces.tables import Table, TableEvaluator
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Record, Start
-from tilewright.evolve.campaign.transfer import Earlier, LeadsFirst, leads_of, records_of
+from tilewright.evolve.campaign.transfer import EarlierSource, LeadsFirst, leads_of, records_of
 from tilewright.evolve.proposers.crossover import ParameterCrossover
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
@@ -62,7 +62,11 @@ class Nowhere:
 
 
 def table_campaign(
-    table: Table, seed: int, setting: Setting, earlier: Sequence[Earlier] = (), record: Record | None = None
+    table: Table,
+    seed: int,
+    setting: Setting,
+    earlier: Sequence[EarlierSource] = (),
+    record: Record | None = None,
 ) -> Campaign:
     """A campaign on a table from a random legal point, or from the best that ``earlier`` campaigns found."""
     archive = Archive(ISLANDS, MIGRATION_INTERVAL)

@@ -7,9 +7,9 @@ import pkgutil
 from pydantic import BaseModel
 
 import tilewright.fitness
-from tilewright.fitness.tpu.llo import Executed
+from tilewright.fitness.tpu.llo import ExecutedWork
 
-COUNTED = {Executed}
+COUNTED = {ExecutedWork}
 """Filled while a dump is read."""
 
 

@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = {
 
 @pytest.fixture
 def known(monkeypatch):
-    monkeypatch.setattr(layer_rows, "measured", lambda: TABLE)
+    monkeypatch.setattr(layer_rows, "measured_times", lambda: TABLE)
     monkeypatch.setattr(layer_rows, "served_rows", lambda *layer: ((0, layer_rows.ENDLESS),))
     layer_rows._faster_rows.cache_clear()
     yield
@@ -62,7 +62,7 @@ def test_bf16_serves_what_no_kernel_takes(trains):
 
 
 def test_the_shipped_table_is_of_the_kernels_that_are_shipped():
-    table = layer_rows.measured()
+    table = layer_rows.measured_times()
     assert table and table["kind"] == "measured" and set(table["us"]) == {"kept", "infer", "train"}
 
 
@@ -83,7 +83,7 @@ def test_times_count_for_what_was_promoted_over_what_was_measured(history, count
     (place / "index.json").write_text(json.dumps(index))
     table = {"versions": {"gemm_nt": "a"}, "us": {}}
     (place.parent / "layer_times.json").write_text(json.dumps(table))
-    assert layer_rows.measured.__wrapped__(tmp_path) == (table if counts else {})
+    assert layer_rows.measured_times.__wrapped__(tmp_path) == (table if counts else {})
 
 
 def test_rows_that_kernels_take():

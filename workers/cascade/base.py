@@ -72,7 +72,7 @@ class Cascade:
         ones. Raises ValueError where it leaves nothing to time. ``within``: see ``Request``.
         """
         kept = None if only is None else frozenset(only)
-        measured = _kept(self._suite.timed(scope), kept)
+        measured = _kept_workloads(self._suite.timed(scope), kept)
         if not measured:
             raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
         spent, found = _Spending(on_stage, self._cpu_seconds), Findings()
@@ -88,7 +88,7 @@ class Cascade:
                     params=params,
                     seed=seed,
                     measured=measured,
-                    checked=() if baseline else _kept(self._suite.check, kept),
+                    checked=() if baseline else _kept_workloads(self._suite.check, kept),
                     baseline=baseline,
                     final=scope is Scope.FINAL,
                     folder=folder,
@@ -198,5 +198,5 @@ class _Spending:
         self._entered = now
 
 
-def _kept(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:
+def _kept_workloads(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:
     return workloads if only is None else tuple(w for w in workloads if w.id in only)

@@ -28,7 +28,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.launch import Spawn
 from tilewright.workers.device.plan_compiler import adopt_plans, compile_all
 from tilewright.workers.device.station import LocalStation
-from tilewright.workers.device.timing import MALFORMED, malformed
+from tilewright.workers.device.timing import MALFORMED, malformed_answer
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, duplicate, one_line
 from tilewright.workers.toolchains import triton as triton_toolchain
 
@@ -60,7 +60,7 @@ class CrossCompileStage:
         except UnreadableCode as error:
             return Failure(Verdict.COMPILE_ERROR, one_line(str(error)))
         except MALFORMED as error:
-            return malformed(error)
+            return malformed_answer(error)
         found.compiled.update(read)
         text = json.dumps(launches, sort_keys=True)
         found.artefact = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -175,7 +175,9 @@ class MeasuredCascade(Cascade):
         entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
-            if champion is not None and (champion.entry.id == entry.id or not _near(champion, found)):
+            if champion is not None and (
+                champion.entry.id == entry.id or not _may_be_faster(champion, found)
+            ):
                 return None
             if self._station.claim(entry.id):
                 return self._contend(entry, request, found)
@@ -188,7 +190,7 @@ class MeasuredCascade(Cascade):
         crowned = None
         try:
             champion = self._station.champion()
-            if champion is not None and _near(champion, found):
+            if champion is not None and _may_be_faster(champion, found):
                 fitness = geometric_mean(f.rate for f in found.figures)
                 verdict = confirm(self._station, request, found, self._samples, champion, fitness)
             if isinstance(verdict, Confirmation) and champion is not None:
@@ -227,7 +229,7 @@ class MeasuredCascade(Cascade):
         return {**versions, **{k: str(hello[k]) for k in ("device", "cuda", "torch", "triton") if k in hello}}
 
 
-def _near(champion: Champion, found: Findings) -> bool:
+def _may_be_faster(champion: Champion, found: Findings) -> bool:
     """Whether what was screened so may be faster."""
     fitness = geometric_mean(f.rate for f in found.figures)
     return fitness * champion.screens >= NEAR * champion.fitness

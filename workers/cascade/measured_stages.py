@@ -22,9 +22,9 @@ from tilewright.workers.device.timing import (
     MALFORMED,
     Samples,
     Timing,
-    failed,
+    child_failure,
     judge,
-    malformed,
+    malformed_answer,
     measure,
     run_job,
 )
@@ -98,7 +98,7 @@ class GateStage:
         }
         job = Frame("check", data, arrays, entry.blobs(w.id for w, _ in plan))
         outcome = run_job(self._station, request, found, job)
-        if (failure := failed(outcome, "checking", self.stage)) is not None:
+        if (failure := child_failure(outcome, "checking", self.stage)) is not None:
             return failure
         answers = [frame for frame in outcome.frames if frame.kind == "checked"]
         asked = {(w.id, kind): w for w, kinds in plan for kind in kinds}
@@ -106,7 +106,7 @@ class GateStage:
             answered = [(f.data["workload"], f.data["kind"], bool(f.data["inputs_changed"])) for f in answers]
             missing = len(answers) != len(asked) or {(name, kind) for name, kind, _ in answered} != set(asked)
         except MALFORMED as error:
-            return malformed(error)
+            return malformed_answer(error)
         if missing:
             return Failure(Verdict.CRASHED, "the child ended before it had answered everything")
         first: Failure | None = None  # all are read: what fails on one kind of inputs may fail on others

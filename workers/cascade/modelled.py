@@ -126,7 +126,9 @@ class ModelledCascade(Cascade):
             gates.append(VerifyStage(shapes))
         if request.baseline is None:
             gates.append(
-                DrawnStage((MODELLED, interpreted), exact=verified_alone(request.operator, request.target))
+                DrawnStage(
+                    (MODELLED, gate_large_shapes), exact=verified_alone(request.operator, request.target)
+                )
             )
         checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:
@@ -151,7 +153,7 @@ class ModelledCascade(Cascade):
         return libtpu_simulator.toolchain()
 
 
-def interpreted(request: Request, found: Findings) -> Failure | None:
+def gate_large_shapes(request: Request, found: Findings) -> Failure | None:
     """Passes the gates on a request's checked shapes, all of them large ones: on two kinds of inputs."""
     part = dataclasses.replace(request, large_checks=request.checked, thorough=False)
     return trace(part, found) or check(part, found)

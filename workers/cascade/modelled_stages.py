@@ -15,7 +15,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child
 from tilewright.workers.device.kernel_traces import chip_of, run_pallas_child, trace_kernels
-from tilewright.workers.device.timing import MALFORMED, malformed
+from tilewright.workers.device.timing import MALFORMED, malformed_answer
 from tilewright.workers.request import Failure, Findings, Request, artefact_hash, duplicate, one_line
 from tilewright.workers.toolchains import libtpu_simulator
 
@@ -153,7 +153,7 @@ class _Conversation:
             elif frame.kind == "error":
                 self.failure = _candidate_failure(frame)
         except MALFORMED as error:
-            self.failure = malformed(error)
+            self.failure = malformed_answer(error)
         return self.failure is None
 
     def incomplete(self) -> Failure | None:
@@ -251,7 +251,7 @@ class CompileStage:
                 refused.append(_candidate_failure(frame))
             return not refused
 
-        limits = _scaled(request.limits.compile, request.time_factor)
+        limits = _scaled_limits(request.limits.compile, request.time_factor)
         outcome = run_child(
             _compile_job(request, found, left if self._compiles else [], delays),
             limits,
@@ -273,7 +273,7 @@ class CompileStage:
             return Failure(Verdict.INFRA_ERROR, f"{workload.id}: another module is compiled than was checked")
         operands = [spec.name for spec in request.inputs(workload)]
         results = [spec.name for spec in request.operator.outputs(workload)]
-        beside = _beside(request)
+        beside = _operations_beside(request)
         if workload not in request.measured and structure.timed_alone(beside):
             beside |= {structure.ALONE + facts.around}  # no time is taken there
         if (reason := structure.objection(facts, operands, results, beside)) is not None:
@@ -309,7 +309,7 @@ class MeasureStage:
     def _measure(self, request: Request, found: Findings, workload: Workload) -> Failure | None:
         chip, operator = request.target.chip, request.operator
         run = simulation.read_dumps(found.dumps[workload.id], chip)
-        time = simulation.modelled(run, chip)
+        time = simulation.modelled_time(run, chip)
         flops, size = operator.flops(workload), request.compulsory_bytes(workload)
         reason = simulation.implausible(
             run,
@@ -346,7 +346,7 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     return dealt_kinds(request, position)
 
 
-def _beside(request: Request) -> frozenset[str]:
+def _operations_beside(request: Request) -> frozenset[str]:
     return request.operator.beside if isinstance(request.operator, BesideKernels) else frozenset()
 
 
@@ -364,14 +364,14 @@ def _compile_job(request: Request, found: Findings, wanted: Sequence[str], delay
     data = {
         "topology": request.target.chip.topology,
         "workloads": workloads,
-        "alone": structure.timed_alone(_beside(request)),
+        "alone": structure.timed_alone(_operations_beside(request)),
         "delays": delays,
         "facts_only": [w.id for w in order if w.id not in wanted],
     }
     return Frame("pallas.compile", data, blobs={w.id: found.modules[w.id] for w in order})
 
 
-def _scaled(limits: ChildLimits, factor: float) -> ChildLimits:
+def _scaled_limits(limits: ChildLimits, factor: float) -> ChildLimits:
     return dataclasses.replace(limits, wall_seconds=limits.wall_seconds * factor)
 
 

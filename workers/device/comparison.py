@@ -111,9 +111,9 @@ def compare(
         seed=seed,
         measured=tuple(workloads),
     )
-    left, samples = _planned(request, entries, failed, station), samples or Samples(operator, station)
+    left, samples = _with_plans(request, entries, failed, station), samples or Samples(operator, station)
     while left:
-        timed = _timed(station, request, left, effort, samples)
+        timed = _time_shapes(station, request, left, effort, samples)
         if not isinstance(timed, Failure):
             rounds = {t.workload.id: dict(zip(names, t.rounds, strict=True)) for names, t in timed}
             host = {t.workload.id: dict(zip(names, t.host_seconds, strict=True)) for names, t in timed}
@@ -123,7 +123,7 @@ def compare(
     return Comparison(target.name, _device(station), {}, {}, failed)
 
 
-def _planned(
+def _with_plans(
     request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str], station: Station
 ) -> list[Entry]:
     """The entries with their plans, where the target's device launches plans; without those that have none."""
@@ -145,8 +145,8 @@ def _planned(
                 source=entry.source,
                 params=entry.params,
             )
-            plans: Mapping[str, bytes] | str = entry.plans or _kept(station, entry, shapes)
-            plans = plans or (_traced(part) if compiler is None else _compiled(part, compiler))
+            plans: Mapping[str, bytes] | str = entry.plans or _kept_plans(station, entry, shapes)
+            plans = plans or (_traced_plans(part) if compiler is None else _compiled_plans(part, compiler))
             if isinstance(plans, str):
                 failed[entry.id] = plans
             else:
@@ -157,7 +157,7 @@ def _planned(
     return planned
 
 
-def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping[str, bytes]:
+def _kept_plans(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping[str, bytes]:
     """What a station of this process has of it, if that is all."""
     if not isinstance(station, LocalStation):
         return {}
@@ -165,14 +165,14 @@ def _kept(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping
     return {w.id: found[w.id] for w in shapes} if all(w.id in found for w in shapes) else {}
 
 
-def _compiled(part: KernelRequest, compiler: ForkedChildren) -> Mapping[str, bytes] | str:
+def _compiled_plans(part: KernelRequest, compiler: ForkedChildren) -> Mapping[str, bytes] | str:
     """Plans of a GPU's kernel by workload, or why there are none."""
     found = Findings()
     failure = PlanStage(compiler).run(part, found)
     return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
 
 
-def _traced(part: KernelRequest) -> Mapping[str, bytes] | str:
+def _traced_plans(part: KernelRequest) -> Mapping[str, bytes] | str:
     """Traces of a TPU's kernel by workload, or why there are none."""
     traced = trace_kernels(part, part.measured, Spawn(), None)
     if traced.error is not None:
@@ -182,7 +182,7 @@ def _traced(part: KernelRequest) -> Mapping[str, bytes] | str:
     return traced.plans()
 
 
-def _timed(
+def _time_shapes(
     station: Station,
     request: TimingRequest,
     entries: Sequence[Entry],

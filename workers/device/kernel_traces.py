@@ -18,7 +18,7 @@ from tilewright.workers.toolchains import libtpu_simulator
 
 
 @dataclass
-class Traced:
+class TraceAnswers:
     """What a trace child answered: frames by workload, its first error, and how it ended."""
 
     frames: dict[str, Frame] = field(default_factory=dict)
@@ -43,9 +43,9 @@ def chip_of(request: TimingRequest) -> dict[str, object]:
 
 def trace_kernels(
     request: KernelRequest, workloads: Sequence[Workload], launcher: Launcher, scratch: Path | None
-) -> Traced:
+) -> TraceAnswers:
     """Run the candidate's Python for these workloads. The child sees no array. Raises OSError."""
-    found = Traced()
+    found = TraceAnswers()
     wanted = {w.id for w in workloads}
 
     def hear(frame: Frame) -> bool:

@@ -40,7 +40,7 @@ def facts(code: bytes) -> dict[str, dict[str, Any]]:
         name = section.name.removeprefix(_TEXT)
         if not section.name.startswith(_TEXT):
             continue
-        counts = _counted(code, section.offset, section.size, name)
+        counts = _instruction_counts(code, section.offset, section.size, name)
         if name in known.kernels:
             found[name] = {"registers": known.registers.get(name, 0), **counts}
     if not found:
@@ -48,7 +48,7 @@ def facts(code: bytes) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _counted(code: bytes, start: int, size: int, name: str) -> dict[str, Any]:
+def _instruction_counts(code: bytes, start: int, size: int, name: str) -> dict[str, Any]:
     counts: dict[int, int] = {}
     yields = 0
     for low, high in _WORDS.iter_unpack(code[start : start + size // 16 * 16]):

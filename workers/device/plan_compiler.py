@@ -22,7 +22,7 @@ from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device import machine_code
-from tilewright.workers.device.timing import MALFORMED, failed, malformed
+from tilewright.workers.device.timing import MALFORMED, child_failure, malformed_answer
 from tilewright.workers.request import Failure, Findings, KernelRequest, Latest, duplicate, one_line
 
 TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0
@@ -142,8 +142,8 @@ def compile_all(
     if target and outcome.ending is Ending.CRASHED:  # a compiler may abort on what it cannot compile
         reason = one_line(f"{doing}: the compiler's process was {outcome.detail}")
         return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
-    if (failure := failed(outcome, doing, Stage.COMPILE)) is not None:
-        return _explained(failure, outcome.log)
+    if (failure := child_failure(outcome, doing, Stage.COMPILE)) is not None:
+        return _with_complaint(failure, outcome.log)
     compiled = outcome.first("compiled")
     if compiled is None:
         return Failure(Verdict.CRASHED, "the compiling child ended without an answer")
@@ -186,11 +186,11 @@ def read_code(plans: Mapping[str, Plan], compiled: Frame, found: Findings) -> Fa
     except machine_code.ReadsClock as error:
         return Failure(Verdict.IMPLAUSIBLE, one_line(f"{error}: a kernel may not know when it is timed"))
     except (CubinError, *MALFORMED) as error:
-        return malformed(error)
+        return malformed_answer(error)
     return None
 
 
-def _explained(failure: Failure, log: str) -> Failure:
+def _with_complaint(failure: Failure, log: str) -> Failure:
     """With the compiler's first complaint, which it prints, where what it raises says none."""
     complaint = next(filter(None, (pattern.search(log) for pattern in _COMPLAINTS)), None)
     if complaint is None or not failure.reason.startswith("RuntimeError"):

@@ -182,7 +182,7 @@ def measure(
     blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
     scale = station.scale()
     outcome = run_job(station, request, found, Frame("time", data, arrays, blobs))
-    if (failure := failed(outcome, "timing", Stage.MEASURE)) is not None:
+    if (failure := child_failure(outcome, "timing", Stage.MEASURE)) is not None:
         if judged is not None and failure.entry not in (None, entries[judged].id):
             return Failure(
                 Verdict.INFRA_ERROR, f"{failure.entry} failed beside the candidate: {failure.reason}"
@@ -192,7 +192,7 @@ def measure(
     try:
         timings = [_timing(frame, workloads, len(entries), scale, seed) for frame in answers]
     except MALFORMED as error:
-        return malformed(error)
+        return malformed_answer(error)
     if sorted(t.workload.id for t in timings) != sorted(w.id for w in workloads):
         return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
     for timing in timings:
@@ -231,7 +231,7 @@ MALFORMED = (KeyError, TypeError, ValueError)
 """Raised on reading an answer that is none."""
 
 
-def malformed(error: Exception) -> Failure:
+def malformed_answer(error: Exception) -> Failure:
     """The verdict on a child whose answer does not read."""
     return Failure(
         Verdict.CRASHED, one_line(f"the child's answer is malformed: {type(error).__name__} {error}")
@@ -342,7 +342,7 @@ def run_job(station: Station, request: TimingRequest, found: Findings, job: Fram
     return outcome
 
 
-def failed(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
+def child_failure(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
     """A verdict for a child that said ``error``, hung or died."""
     error = outcome.first("error")
     if error is not None:

@@ -328,7 +328,7 @@ class SampledOperator(TakenOperator):
         where, at = {}, {}
         for result in self.results:
             given = axes(result.shape)
-            at[result.name] = thinned([len(a) for a in given], [n in picks for n in result.shape], rng)
+            at[result.name] = thinned_places([len(a) for a in given], [n in picks for n in result.shape], rng)
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         return Sample(where, self._references(inputs, at))
@@ -346,7 +346,7 @@ class SampledOperator(TakenOperator):
         return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}
 
 
-def thinned(
+def thinned_places(
     sizes: Sequence[int], picked: Sequence[bool], rng: np.random.Generator, most: int = LOOKED
 ) -> list[np.ndarray]:
     """Places along axes of these sizes that make about ``most`` elements: all, where they are no more.

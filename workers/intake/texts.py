@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 
-def stored(name: str) -> Any:
+def stored_text(name: str) -> Any:
     """What stands there under that name."""
     return _texts()[name]
 

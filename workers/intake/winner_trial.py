@@ -57,7 +57,9 @@ def answer_to(request: Request) -> Answer:
     for call, dims in asked:
         try:
             with judged():
-                why = _tried(module, request["function"], call, operands, dims, request["chip"], original)
+                why = _call_error(
+                    module, request["function"], call, operands, dims, request["chip"], original
+                )
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
@@ -75,14 +77,14 @@ def _refuse(served: object) -> Any:
     raise _NotServed
 
 
-def _tried(
+def _call_error(
     module: Any, name: str, call: Call, operands: Sequence[Operand], dims: Mapping[str, int],
     chip: Mapping[str, Any] | None, original: Any,
 ) -> str:  # fmt: skip
     """``chip``: the TPU that a function of JAX may ask for."""
     function = getattr(module, name)
     call = replace(call, keywords=accepted_keywords(function, call.keywords))
-    arrays = [_drawn(operand, dims) for operand in operands]
+    arrays = [_quick_draw(operand, dims) for operand in operands]
     if chip:
         import jax
 
@@ -117,7 +119,7 @@ def _tried(
     return _unlike(list(_flat((found, one))), list(_flat((wanted, other))), operands)
 
 
-def _drawn(operand: Operand, dims: Mapping[str, int]) -> np.ndarray:
+def _quick_draw(operand: Operand, dims: Mapping[str, int]) -> np.ndarray:
     """Plain floats of a large operand repeat those of a small one: to draw them takes seconds."""
     sizes, rng = operand.sizes(dims), np.random.default_rng(1)
     plain = is_float(operand.dtype) and not (operand.form or operand.values)

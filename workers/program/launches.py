@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,6 +31,18 @@ class Values:
     storages: list[torch.Tensor]
     views: dict[int | str, tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]
 
+    @classmethod
+    def of(cls, tensors: Mapping[int | str, torch.Tensor]) -> "Values":
+        """Copies of the storages that tensors lie in."""
+        found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
+        order = {address: n for n, address in enumerate(found)}
+        copies = [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in found.values()]
+        return cls(copies, {
+            at: (order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()),
+                 t.storage_offset())
+            for at, t in tensors.items()
+        })  # fmt: skip
+
     def tensors(self, storages: Sequence[torch.Tensor]) -> dict[int | str, torch.Tensor]:
         """The arguments as views of such copies."""
         bases = {at: storages[n].view(dtype) for at, (n, dtype, *_) in self.views.items()}
@@ -38,6 +50,12 @@ class Values:
             at: bases[at].as_strided(size, stride, bases[at].storage_offset() + offset)
             for at, (_, _, size, stride, offset) in self.views.items()
         }
+
+
+def stored_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the distinct storages that tensors lie in."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(s.nbytes() for s in storages.values())
 
 
 @dataclass
@@ -180,20 +198,11 @@ class LaunchRecorder:
         wide = [t.view(torch.int64) for t in tensors.values() if t.dtype in (torch.int64, torch.uint64)]
         if any(bool((t.abs() >= served.LEAST_ADDRESS).any()) for t in wide):  # addresses
             return None  # what lies there would be the program's own when the launch is run again
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
-        size = sum(s.nbytes() for s in storages.values())
+        size = stored_bytes(tensors.values())
         if size > MOST_LAUNCH_BYTES or self._kept + size > MOST_BYTES:
             return None
         self._kept += size
-        order = {pointer: n for n, pointer in enumerate(storages)}
-        copies = [
-            torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in storages.values()
-        ]
-        views: dict[int | str, Any] = {
-            at: (order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset())
-            for at, t in tensors.items()
-        }  # fmt: skip
-        return Values(copies, views)
+        return Values.of(tensors)
 
     def _note(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         outer, given, named, values = self._under.outer

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from tilewright.workers.program.scout import limited, scouted
 from tilewright.workers.program.search import Found, Job, Outcomes, search
 from tilewright.workers.program.step import BadStep, Program, loaded, program_of, reason
 from tilewright.workers.runners.triton.live_launch import interpreted
+
+BEGUN = time.monotonic()
 
 WORTH = 0.001
 """Share of the step below which a launch's headroom is not searched."""
@@ -98,7 +101,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
+    print(f"{time.monotonic() - BEGUN:5.0f} s{line}", flush=True)  # noqa: T201
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:

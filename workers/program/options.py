@@ -19,7 +19,7 @@ from tilewright.workers.program.search import Outcomes
 FACTORS = ((4, 2, 8, 16), (1 / 4, 1 / 2, 1 / 8, 1 / 16))
 """Times the default, upwards and downwards: the first is tried of every option, the others where it pays."""
 
-LEAST_GAIN, LEAST_SECONDS, CONFIRMING_ROUNDS = 1.01, 60.0, 5
+LEAST_GAIN, LEAST_SECONDS, CONFIRMING_ROUNDS = 1.01, 60.0, 6
 
 
 def search_options(

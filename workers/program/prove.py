@@ -10,7 +10,6 @@ changed: how far that throws it, start by start, says by how much a mean differs
 """
 
 import contextlib
-import itertools
 import math
 import statistics
 import time
@@ -23,12 +22,12 @@ import torch
 
 from tilewright.fitness.intervals import Ratio, student_95
 from tilewright.library.launch_replacement import Installation, Option, Replacement, Winner
-from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, call_text, numbers
+from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, numbers
 from tilewright.workers.program.launches import is_wrapped, short
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
-from tilewright.workers.program.turns import Rounds, ratio
+from tilewright.workers.program.turns import Rounds, middle, ratio
 
 STARTS = 3
 FIXED_SHARE = 0.01
@@ -125,7 +124,10 @@ def _late(curve: Curve, begin: int, share: float) -> float:
     return float((numpy.interp(share * places, places, curve) - curve)[begin:].mean())
 
 
-LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 24
+MOST_LOOKS = 16
+"""Steps in which new kinds of a function's calls are looked for."""
+
+LOSS_STEPS, INTERPRETED_STEPS, SAMPLED = 20, 4, 1 << 22
 GRADIENT_DB, FP8_GRADIENT_DB = 30.0, 5.0
 """Least signal-to-noise ratio of a step's gradients, where its own last bits leave as much."""
 
@@ -163,9 +165,9 @@ class Proof:
         if layers is not None:
             self.parts[self.fp8] = [layers]
         self.rounds: dict[str, Rounds] = {}
-        """Seconds of a step, of the parts alone and of the last proof."""
+        """Seconds of a step, as the parts are added one by one, and of the last proof."""
         self.arms: dict[str, str] = {}
-        """In which arm of the rounds of parts alone each part is: kernels are too little to be seen one by one."""
+        """With which other parts each is added: kernels are too little to be seen one by one."""
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
@@ -175,8 +177,8 @@ class Proof:
         return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds of a proof; those of the
-        parts alone, which predict it, have half of that."""
+        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds of a proof. Those that
+        predict it, in which the parts are added one by one, have half of that; so do those in which a part loses."""
         begun = time.monotonic()
         self.check_answers()
         if self.parts:
@@ -187,28 +189,33 @@ class Proof:
         )
         for label, (first, *_) in self.parts.items():
             self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
-        alone = {
-            arm: self._installation(*(label for label, of in self.arms.items() if of != arm))
-            for arm in self.arms.values()
+        order = list(dict.fromkeys(self.arms.values()))
+        added = {
+            arm: self._installation(*(label for label, of in self.arms.items() if of in order[n:]))
+            for n, arm in enumerate(order, 1)
         }
-        self.rounds["alone"] = self.recorded.turns.rounds({"": None, **alone}, seconds / 2) if alone else {}
+        self.rounds["added"] = self.recorded.turns.rounds({"": None, **added}, seconds / 2) if added else {}
+        rounds: Rounds = {}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             # without the only one, the step is as it was
             without: dict[str, Any] = {n: self._installation(n) for n in self.parts if len(self.parts) > 1}
-            rounds = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds)
-            self.rounds["proof"] = rounds
+            more = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds / 2)
+            again = more.keys() == rounds.keys()  # nothing was left out since
+            self.rounds["proof"] = rounds = {n: [*(rounds[n] if again else ()), *more[n]] for n in more}
             whole = ratio(rounds, "", "*")
             parts = {n: ratio(rounds, n, "*") if n in without else whole for n in self.parts}
-            losing = [label for label, gained in parts.items() if not gained.low > 1.0]
+            losing = [label for label, of in parts.items() if not (of.low if again else of.value) > 1.0]
+            if not (losing or again):
+                continue
             if not losing and whole.low > 1.0:
                 before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
-                predicted = self._alone(*parts)
+                predicted = self._added(*parts)
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "alone": self._alone(label).value, "calls": sum(r.calls for r in self.parts[label]),
+                        "added": self._added(label).value, "calls": sum(r.calls for r in self.parts[label]),
                     } for label, gained in parts.items()],
                     "predicted": predicted.value, "predicted_interval": (predicted.low, predicted.high),
                 }  # fmt: skip
@@ -261,25 +268,33 @@ class Proof:
         return ""
 
     def _wrong_option(self, option: Option | Winner) -> str:
-        watch = Watch(option.module, option.name)
-        with Installation([watch]).installed():
-            self.program.started()()
-        if not watch.kept:
-            return "the step never calls it, or with tensors that are too large to keep"
-        served = 0
-        for function, values, tree in watch.kept.values():
-            original, nudged = (answers(function, values, tree, bits) for bits in (False, True))
-            changed, option.installed = option.stand_in(function), True
-            try:
-                why = gradient_fault(original, nudged, answers(changed, values, tree))
-            finally:
-                served += option.calls
-                option.installed, option.calls, option.others = False, 0, 0
-            if why:
-                return why
-        if not served and len(watch.kept) < MOST_CALLS:
-            calls = " ".join(f'--args "{call_text(values, tree)}"' for _, values, tree in watch.kept.values())
-            return f"it serves none of the step's calls, which tilewright tune takes as {calls}"
+        known: set[Any] = set()
+        served, calls = 0, []
+        for _ in range(MOST_LOOKS):
+            watch = Watch(option.module, option.name, known=known)
+            with Installation([watch]).installed():
+                self.program.started()()
+            if watch.unkept:
+                return "the step calls it with tensors that are too large to keep, or lie in no memory"
+            for call in watch.kept.values():
+                original, nudged = (answers(call, call.function, bits) for bits in (False, True))
+                changed, option.installed = option.stand_in(call.function), True
+                try:
+                    why = gradient_fault(original, nudged, answers(call, changed))
+                finally:
+                    served += option.calls
+                    option.installed, option.calls, option.others = False, 0, 0
+                if why:
+                    return why
+            known |= watch.kept.keys()
+            calls += [f'--args "{call}"' for call in watch.kept.values()]
+            if len(watch.kept) < MOST_CALLS:
+                break
+        else:
+            return f"the step calls it in more than {len(known)} ways"
+        if not served:
+            many = f"it serves none of the step's calls, which tilewright tune takes as {' '.join(calls)}"
+            return many if calls else "the step never calls it"
         return ""
 
     def _refuse(self, why: str, layers: bool = True) -> None:
@@ -379,7 +394,7 @@ class Proof:
                         f"result {n} {short(t)}": numbers(t) for n, t in enumerate(found) if t.numel() > 1
                     }
                     noted = {
-                        name: t.detach().reshape(-1)[:: -(-t.numel() // SAMPLED) or 1].to("cpu", copy=True)
+                        name: t.detach().reshape(-1)[:: t.numel() // SAMPLED | 1].to("cpu", copy=True)
                         for name, t in noted.items()
                     }
             synchronise()
@@ -389,17 +404,14 @@ class Proof:
 
     # -- what stays ------------------------------------------------------------------------------
 
-    def _alone(self, *labels: str) -> Ratio:
-        """How many times faster the step is by what parts save alone, added: round by round, in the middle of all means
-        of two rounds, which one that was interrupted hardly moves."""
-        rounds, arms = self.rounds["alone"], {self.arms[label] for label in labels}
-        saved = [
-            sum(1 - statistics.median(rounds[arm][n]) / statistics.median(base) for arm in arms)
-            for n, base in enumerate(rounds[""])
-        ]
-        middle = statistics.median(map(statistics.fmean, itertools.combinations_with_replacement(saved, 2)))
-        half = student_95(len(saved) - 1) * statistics.stdev(saved) / len(saved) ** 0.5
-        return Ratio(*(1 / max(1 - share, 0.01) for share in (middle, middle - half, middle + half)))
+    def _added(self, *labels: str) -> Ratio:
+        """How many times faster the step is by what each of these parts adds to those before it."""
+        arms, rounds = {self.arms[label] for label in labels}, self.rounds["added"]
+        after = [n for n, arm in enumerate(rounds) if arm in arms]
+        return middle([
+            sum(math.log(times[n - 1] / times[n]) for n in after)
+            for times in zip(*([statistics.median(of) for of in arm] for arm in rounds.values()), strict=True)
+        ])  # fmt: skip
 
     def _installation(self, *but: str) -> Installation:
         """Of all parts ``but`` these."""

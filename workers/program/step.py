@@ -73,12 +73,17 @@ def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Param
         yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
 
 
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of floats; others as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def results(value: Any) -> Iterator[torch.Tensor]:
     """The numbers and tensors of what a step returns, as tensors."""
     if torch.is_tensor(value):
-        yield value.detach()
-    elif isinstance(value, float | int):
-        yield torch.tensor(float(value))
+        yield real(value.detach())
+    elif isinstance(value, complex | float | int):
+        yield real(torch.tensor(value if isinstance(value, complex) else float(value)))
     elif isinstance(value, list | tuple | Mapping):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from results(part)

@@ -80,7 +80,7 @@ def mend(contract: Contract, history: History, failed: Candidate, evaluation: Ev
     return [_system(), {"role": "user", "content": "\n\n".join(filter(None, parts))}]
 
 
-def again(messages: Messages, reply: str, error: str) -> Messages:
+def retry_messages(messages: Messages, reply: str, error: str) -> Messages:
     """The same question after an answer that could not be used."""
     return [
         *messages,

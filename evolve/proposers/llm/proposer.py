@@ -193,7 +193,7 @@ class LlmProposer:
             except EditError as error:
                 log.info("model reply for candidate %d not used: %s", index, error)
                 self.client.warn(f"language model: an answer for candidate {index} was refused: {error}")
-                messages = llm_prompt.again(messages, reply, str(error))
+                messages = llm_prompt.retry_messages(messages, reply, str(error))
         return None
 
     def _proposal(self, history: History, parent: Candidate, edit: ReplyEdit) -> Proposal:

@@ -16,7 +16,7 @@ from tilewright.evolve.proposers.rule_credit import RuleCredit, describe
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.history import History, Mutation, MutationKind, Proposal
 from tilewright.evolve.space.genome import Genome
-from tilewright.evolve.space.space import Space, SpaceError, nearest
+from tilewright.evolve.space.space import Space, SpaceError, nearest_point
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def inherit(space: Space, params: Mapping[str, Value]) -> dict[str, Value]:
             inherited[name] = value
     if space.legal(inherited):
         return inherited
-    near = dict(space.defaults) if space.legal(space.defaults) else nearest(space, inherited)
+    near = dict(space.defaults) if space.legal(space.defaults) else nearest_point(space, inherited)
     if near is None:
         raise SpaceError(f"no legal point near {inherited}.")
     return near

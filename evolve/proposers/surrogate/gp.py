@@ -39,7 +39,7 @@ class Kernel:
     def __call__(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         """[points of one, points of the other]"""
         products = one @ other.T
-        kernel = correlation(_squared(one, other, products))
+        kernel = correlation(_squared_distances(one, other, products))
         if self._groups:
             self._add_parts(kernel, one, other)
         products *= self._trend
@@ -51,7 +51,7 @@ class Kernel:
         count, total, squares = len(self._groups), np.zeros_like(kernel), np.zeros_like(kernel)
         for columns in self._groups:
             mine, its = one[:, columns], other[:, columns]
-            single = correlation(_squared(mine, its, mine @ its.T))
+            single = correlation(_squared_distances(mine, its, mine @ its.T))
             total += single
             single *= single
             squares += single
@@ -63,7 +63,7 @@ class Kernel:
             kernel += total
 
 
-def _squared(one: np.ndarray, other: np.ndarray, products: np.ndarray) -> np.ndarray:
+def _squared_distances(one: np.ndarray, other: np.ndarray, products: np.ndarray) -> np.ndarray:
     """Squared distances from inner products."""
     squared = -2.0 * products
     squared += np.einsum("ij,ij->i", one, one)[:, None]
@@ -124,7 +124,7 @@ class Posterior:
     def add_pool(self, features: np.ndarray) -> None:
         """More points [points, columns] to be asked about."""
         pool, n, first = features * self._scales - self._middle, len(self._rest), len(self._pool)
-        explained = solved(self._root, self._kernel(self._have, pool)).T
+        explained = solve_triangular(self._root, self._kernel(self._have, pool)).T
         expected = self._mean + explained @ self._rest
         variance = self._kernel.variance(pool) - np.einsum("ij,ij->i", explained, explained)
         self._pool = np.concatenate([self._pool, pool])
@@ -140,7 +140,7 @@ class Posterior:
         """Observations of some points of the pool, at most ``room``."""
         n, more = len(self._rest), len(places)
         rows, corner, latest = self._conditioned(places)
-        rest = solved(corner, targets - self._mean - rows @ self._rest)
+        rest = solve_triangular(corner, targets - self._mean - rows @ self._rest)
         root = np.zeros((n + more, n + more))
         root[:n, :n], root[n:, :n], root[n:, n:] = self._root, rows, corner
         self._root = root
@@ -169,17 +169,18 @@ class Posterior:
         gram = self._kernel(points, points) - rows @ rows.T
         gram[np.diag_indices(len(gram))] += self._noise + _LEAST_VARIANCE
         corner = np.linalg.cholesky(gram)
-        return rows, corner, solved(corner, self._kernel(points, self._pool) - rows @ explained.T).T
+        unexplained = self._kernel(points, self._pool) - rows @ explained.T
+        return rows, corner, solve_triangular(corner, unexplained).T
 
 
 def profile(root: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:
     """Generalised least-squares mean, and what is left of the targets in the coordinates of the root."""
-    both = solved(root, np.stack([targets, np.ones(len(targets))], axis=1))
+    both = solve_triangular(root, np.stack([targets, np.ones(len(targets))], axis=1))
     mean = float((both[:, 0] @ both[:, 1]) / (both[:, 1] @ both[:, 1]))
     return mean, both[:, 0] - mean * both[:, 1]
 
 
-def solved(root: np.ndarray, right: np.ndarray, *, transposed: bool = False) -> np.ndarray:
+def solve_triangular(root: np.ndarray, right: np.ndarray, *, transposed: bool = False) -> np.ndarray:
     """x of ``root x = right`` for a lower triangular root, or of its transpose."""
     from scipy.linalg.lapack import dtrtrs  # half a second that a check need not wait for
 
@@ -323,13 +324,13 @@ class _Objective:
         if root is None:
             return np.zeros(len(place))
         rest = profile(root, self._targets)[1]
-        weights = solved(root, rest, transposed=True)
-        half = solved(root, np.eye(len(root)))
+        weights = solve_triangular(root, rest, transposed=True)
+        half = solve_triangular(root, np.eye(len(root)))
         inverse = half.T @ half
         scale = len(rest) / (rest @ rest + 0.5)
         residual = inverse - scale * np.outer(weights, weights)
         trend = 2.0 ** place[-2]
-        pull = -0.5 * trend * _centred(residual)
+        pull = -0.5 * trend * _centred_matrix(residual)
         falls = -1.5 * np.exp(-np.sqrt(3.0 * total))
         slope = np.zeros(len(place))
         by_distance = residual[self._pairs] * falls + pull[self._pairs]
@@ -345,7 +346,7 @@ class _Objective:
         gram = np.zeros((len(self._targets),) * 2)
         gram[self._pairs] = total
         gram += gram.T
-        gram = correlation(gram) - 0.5 * 2.0 ** place[-2] * _centred(gram)
+        gram = correlation(gram) - 0.5 * 2.0 ** place[-2] * _centred_matrix(gram)
         gram[np.diag_indices(len(gram))] += 2.0 ** place[-1]
         try:
             return np.linalg.cholesky(gram)
@@ -353,7 +354,7 @@ class _Objective:
             return None
 
 
-def _centred(matrix: np.ndarray) -> np.ndarray:
+def _centred_matrix(matrix: np.ndarray) -> np.ndarray:
     """The matrix with the means of its rows and columns taken out."""
     rows = matrix.mean(axis=0)
     return matrix - rows[None] - matrix.mean(axis=1)[:, None] + rows.mean()

@@ -113,8 +113,8 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     """
     if earlier.space.names != own.space.names or len(own.rows) < LEAST_RECORDS:
         return False
-    came = _fallen(own.targets)
-    before = _fallen(earlier.targets)
+    came = _with_failures_as_worst(own.targets)
+    before = _with_failures_as_worst(earlier.targets)
     if came.std() < max(LEAST_SPREAD, LEAST_SHARE * before.std()):
         return False
     encoder = Encoder([earlier.space])
@@ -130,7 +130,7 @@ def misleads(earlier: SourceRecords, own: SourceRecords) -> bool:
     return scale == 0.0 or round(float(foretold @ found) / scale, 9) < LEAST_CORRELATION
 
 
-def _fallen(targets: list[float]) -> np.ndarray:
+def _with_failures_as_worst(targets: list[float]) -> np.ndarray:
     """Failures count as the worst that worked."""
     values = np.array(targets, dtype=float)
     worst = np.nanmin(values) if not np.isnan(values).all() else 0.0

@@ -39,7 +39,7 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
     ranks = np.argsort(np.argsort([-records.best for records in sources], kind="stable"))
     shares = 1.0 / (1.0 + ranks)
     shares /= shares.sum()
-    best = [(k, i) for _, k, i in ranked(sources)[:PARENTS]]
+    best = [(k, i) for _, k, i in ranked_successes(sources)[:PARENTS]]
     pool = []
     for k, records in enumerate(sources):
         space, rows = records.space, [np.zeros((0, len(records.space.names)), dtype=np.int16)]
@@ -57,7 +57,7 @@ def pool_of(sources: Sequence[SourceRecords], rng: np.random.Generator) -> list[
     return pool
 
 
-def ranked(sources: Sequence[SourceRecords]) -> list[tuple[float, int, int]]:
+def ranked_successes(sources: Sequence[SourceRecords]) -> list[tuple[float, int, int]]:
     """(minus log fitness, source, position there) of all successes, fittest first."""
     return sorted((-t, k, i) for k, r in enumerate(sources) for i, t in enumerate(r.targets) if t == t)
 
@@ -108,7 +108,7 @@ class View:
         self._owners: list[int] = []
         self._rows: list[Rows] = []
         self._open = np.zeros(0, dtype=bool)
-        self._fittest = ranked(model.sources)[:PARENTS]
+        self._fittest = ranked_successes(model.sources)[:PARENTS]
         self._news: list[tuple[int, int]] = []
         self._order: np.ndarray | None = None
         self._number = number

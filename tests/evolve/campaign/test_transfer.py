@@ -7,7 +7,13 @@ import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import SPACES, read_table, read_tables
-from tilewright.evolve.campaign.transfer import Earlier, leads_of, read_earlier, records_of, related
+from tilewright.evolve.campaign.transfer import (
+    EarlierSource,
+    leads_of,
+    read_earlier,
+    records_of,
+    related_campaigns,
+)
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
@@ -55,7 +61,7 @@ def test_the_second_shape_starts_from_the_best_of_the_first(home, shapes):
 def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campaign():
     space = Space({"block": (16, 32, 64)}, {"block <= 32": "fits"})
     points = [(16, 3.0), (32, 5.0), (64, 9.0), (48, 8.0)]
-    earlier = Earlier("c", "s", [(Genome("s", {"block": b}), t) for b, t in points])
+    earlier = EarlierSource("c", "s", [(Genome("s", {"block": b}), t) for b, t in points])
     (records,) = records_of([earlier], lambda source: space)
     assert [int(row[0]) for row in records.rows] == [0, 1, 2]
     assert np.allclose(records.targets, [-6.0, -4.0, 0.0])
@@ -65,7 +71,7 @@ def test_only_what_this_space_knows_is_taken_over_and_only_relative_to_its_campa
 
 def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(home, shapes):
     def found(operator, target, *sources):
-        return related(home, operator, target, sources, shapes[1].space_of)
+        return related_campaigns(home, operator, target, sources, shapes[1].space_of)
 
     assert found("other", "h200", shapes[1].kernel) == ("first",)
     assert found("other", "h200") == ()
@@ -73,7 +79,7 @@ def test_a_home_offers_what_it_finished_of_the_same_source_or_operator(home, sha
         journal.set_meta("campaign", {"operator": "quant", "target": "h200"})
     assert found("quant", "h200") == ("first",)
     assert found("quant", "b200") == ()
-    assert related(home / "nowhere", "quant", "h200", (), shapes[1].space_of) == ()
+    assert related_campaigns(home / "nowhere", "quant", "h200", (), shapes[1].space_of) == ()
 
 
 def test_earlier_points_whose_fitness_is_inverted_are_dropped():
@@ -84,7 +90,7 @@ def test_earlier_points_whose_fitness_is_inverted_are_dropped():
     points = [(g, math.log(table.time(g))) for g in genomes]  # NaN for a failure
     best = []
     for seed in range(3):
-        earlier = [Earlier("before", table.kernel, points)]
+        earlier = [EarlierSource("before", table.kernel, points)]
         campaign = table_campaign(table, seed, Setting(budget=60), earlier)
         campaign.run()
         (proposer,) = [p for p in campaign.searcher.then.proposers if p.name == "surrogate"]

@@ -20,7 +20,7 @@ from testkit.odd_calls import AMBIENT, compared, odd_calls
 from testkit.winners import triton_winner
 from tilewright.workers.intake.calls.call_text import parse
 from tilewright.workers.intake.child_program import loaded_module
-from tilewright.workers.intake.winner_trial import _tried
+from tilewright.workers.intake.winner_trial import _call_error
 
 
 @triton.jit
@@ -300,7 +300,7 @@ def main(folder: Path) -> None:
             lambda served, of=original: of,
         )
         module = loaded_module(path)
-        facts[name]["why"] = _tried(module, own_name, *called)
+        facts[name]["why"] = _call_error(module, own_name, *called)
         cases = odd_calls(original, made)
         found += [[name, *row] for row in compared(module, own_name, original, cases)]
     sys.stdout.write(json.dumps([facts, found], default=repr))

@@ -13,7 +13,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import tune
 from tilewright.evolve.intake.problems import Options, is_problem, plan
 from tilewright.fitness.targets import load_target
-from tilewright.workers.intake.calls.kept_values import given, renamed
+from tilewright.workers.intake.calls.kept_values import kept_value, write_renamed
 
 HERE, TPU = load_target("interpreter"), load_target("tpu7x")
 NOTHING = Options()
@@ -65,8 +65,8 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
     assert request.reference == f"{tmp_path}/made/reference.py:ref_kernel" and request.made == str(
         tmp_path / "made"
     )
-    renamed(Path(request.values), tmp_path / "v.npz", ["64", "32"], ["x", "slots"])
-    assert list(given(str(tmp_path / "v.npz"), "32", "slots", "int64", (4,))) == [0, 5, 10, 15]
+    write_renamed(Path(request.values), tmp_path / "v.npz", ["64", "32"], ["x", "slots"])
+    assert list(kept_value(str(tmp_path / "v.npz"), "32", "slots", "int64", (4,))) == [0, 5, 10, 15]
     with pytest.raises(UserError, match=r"is a folder without reference\.py, submission\.py, task\.yml"):
         plan(tmp_path / "made", NOTHING, HERE, tmp_path / "again")
 

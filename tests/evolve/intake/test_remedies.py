@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilewright.evolve.intake.remedies import refused
+from tilewright.evolve.intake.remedies import obstacles_of
 
 SAID = (
     "--reference: torch.sofmax names nothing", "NUMBER of mine.py is no function",
@@ -41,6 +41,6 @@ SAID = (
 
 @pytest.mark.parametrize("what", SAID)
 def test_no_refusal_goes_without_a_remedy_of_its_own(what):
-    (refusal,) = refused([{"line": 3, "what": what}], "mine.py")
+    (refusal,) = obstacles_of([{"line": 3, "what": what}], "mine.py")
     assert not refusal.remedy.startswith("see docs") and refusal.text().startswith("mine.py:3: ")
     assert "?." not in refusal.text()

@@ -13,7 +13,13 @@ from tests.evolve.intake import kernels
 from tilewright.evolve.campaign.resolve import resolve
 from tilewright.evolve.errors import SeedFailed, UserError
 from tilewright.evolve.intake import folder, seed_verdict, tune
-from tilewright.evolve.intake.seed_verdict import NOISE, _made_smaller, _settled, run_settled, seed_failure
+from tilewright.evolve.intake.seed_verdict import (
+    NOISE,
+    _adjust_judge,
+    _shrink_inputs,
+    run_judged,
+    seed_failure,
+)
 from tilewright.evolve.run import run
 from tilewright.evolve.show.display import PlainDisplay
 from tilewright.fitness.elements import INEXACT
@@ -120,7 +126,7 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
         "results": [["o0", "float16", ["M"], 60.0, 0.001, 0, False]],
     }
     failed = GateReading(gate="o0", inputs=inputs, value=70.0, passed=False, detail=detail)
-    assert _settled(answer, failed, TARGET) == (kinds is not None) == bool(answer["notes"])
+    assert _adjust_judge(answer, failed, TARGET) == (kinds is not None) == bool(answer["notes"])
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
 
 
@@ -128,8 +134,8 @@ def test_inputs_are_made_smaller_once_where_answers_are_no_numbers():
     operands = [Operand("x", "bfloat16", ("M",)), Operand("i", "int32", ("M",), below=4)]
     answer = {"notes": [], "operands": [operand_row(o) for o in operands]}
     timed = GateReading(gate="o0", inputs="timed calls at 4096", value=None, passed=False)
-    assert not _made_smaller(answer, timed.model_copy(update={"value": 40.0}))
-    assert _made_smaller(answer, timed) and not _made_smaller(answer, timed)
+    assert not _shrink_inputs(answer, timed.model_copy(update={"value": 40.0}))
+    assert _shrink_inputs(answer, timed) and not _shrink_inputs(answer, timed)
     assert [row[5] for row in answer["operands"]] == [SMALLER, 1.0] and answer["notes"][0].endswith(": x")
 
 
@@ -139,7 +145,7 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     noise, one_way = "7.6 dB more noise than rounding makes", "codes that differ do so one way, up or down"
 
     def settled(gate, value, detail=""):
-        return _settled(
+        return _adjust_judge(
             answer, GateReading(gate=gate, inputs="randn", value=value, passed=False, detail=detail), TARGET
         )
 
@@ -179,7 +185,7 @@ def test_a_kind_that_is_taken_off_is_not_used_again(taken, tmp_path, monkeypatch
     monkeypatch.setattr("tilewright.evolve.run.run", campaign)
     if not interpreted:  # a device's draws are judged before
         seen.append(2)
-    run_settled(config, tmp_path, request, answer, gpu, where, None, print)
+    run_judged(config, tmp_path, request, answer, gpu, where, None, print)
     assert len(seen) == 2 and seen[0] > seen[1] == 1
 
 
@@ -198,7 +204,7 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
         target = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
         request = tune.Request(tmp_path, "f", "torch.relu", ())
         with pytest.raises(SeedFailed, match=message):
-            run_settled(
+            run_judged(
                 SimpleNamespace(seed=0), tmp_path, request, {"notes": []}, target, tmp_path, None, print
             )
 
@@ -253,9 +259,9 @@ def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them()
 
     apart = {**copy.deepcopy(answer), "source": "acc += tl.dot(a, b)", "kinds": ["randn"]}
     noisy = GateReading(gate="o0", inputs="timed calls", value=53.0, passed=False, detail="2 dB more noise")
-    assert not _settled(apart, noisy, TARGET) and apart["results"][0][4] is None
+    assert not _adjust_judge(apart, noisy, TARGET) and apart["results"][0][4] is None
     while (reading := failed(answer)) is not None:
-        assert _settled(answer, reading, TARGET), reading
+        assert _adjust_judge(answer, reading, TARGET), reading
     assert (
         answer["kinds"] == ["randn", "repeated", "huge-40", "signed-rows"]
         and answer["results"][0][4] == 2.0**-4

@@ -34,18 +34,21 @@ def test_operands_are_functions_of_the_dimensions():
 
 def test_a_promoted_kernel_says_the_time_that_its_module_expects():
     """Of the serving layer: few rows go to the kernels for few, many to those for many."""
-    from tilewright.evolve.promote.version_files import _expected
+    from tilewright.evolve.promote.version_files import _expected_time
     from tilewright.evolve.space.space import read_declarations
     from tilewright.library.dispatch_rule import Legality
     from tilewright.seeds.catalogue import load_operator
 
     operator = load_operator("gemm_fp8_blockwise/linear")
-    assert _expected("X = 1\n") is None
+    assert _expected_time("X = 1\n") is None
     legalities = []
     for seed in operator.kernels.values():
         defaults = read_declarations(seed.source).defaults
         legalities += [
-            (seed.name, Legality((), {**operator.constants, **defaults, **point}, _expected(seed.source)))
+            (
+                seed.name,
+                Legality((), {**operator.constants, **defaults, **point}, _expected_time(seed.source)),
+            )
             for point in seed.points
         ]
 

@@ -11,7 +11,7 @@ from testkit.spaces.campaigns import Nowhere
 from testkit.spaces.tables import AtOnce
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, Start
 from tilewright.evolve.campaign.searcher import violations
-from tilewright.evolve.proposers.niches import NAME, RUNGS, NicheSearch, transferred
+from tilewright.evolve.proposers.niches import NAME, RUNGS, NicheSearch, transferred_point
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposal, RewriteProposer, Rewrites
 from tilewright.evolve.proposers.rewrite.registry import openings
@@ -118,5 +118,5 @@ def test_parameters_are_transferred_by_name_and_by_meaning():
         "SPACE = {'stages': (2, 3, 4), 'walk_rows': (1, 4, 8), 'pieces': (1, 2)}\n"
         "DEFAULTS = {'stages': 2, 'walk_rows': 1, 'pieces': 2}\nCONSTRAINTS = {}\n"
     )
-    found = transferred(space, {"num_stages": 4, "GROUP_M": 8, "pieces": 1, "num_warps": 8})
+    found = transferred_point(space, {"num_stages": 4, "GROUP_M": 8, "pieces": 1, "num_warps": 8})
     assert found == {"stages": 4, "walk_rows": 8, "pieces": 1}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tilewright.evolve.proposers.rewrite.proposer import inherit
 from tilewright.evolve.space import space as module
-from tilewright.evolve.space.space import Space, SpaceError, nearest
+from tilewright.evolve.space.space import Space, SpaceError, nearest_point
 
 BLOCKS = {"block": (128, 256, 512, 1024), "stages": (1, 2, 3, 4), "mode": ("loop", "grid", "whole")}
 RULES = {"K % block == 0": "block must divide K", "block * stages <= limit": "must fit"}
@@ -30,7 +30,7 @@ def test_nothing_legal_is_nearer(k, limit, data):
     except SpaceError:
         return
     params = {name: data.draw(st.sampled_from(values)) for name, values in BLOCKS.items()}
-    found = nearest(space, params)
+    found = nearest_point(space, params)
     assert space.legal(found)
     best = min(distance(space, params, space.decode(row)) for row in space.points)
     assert distance(space, params, found) == best
@@ -50,9 +50,9 @@ def test_a_space_too_large_to_enumerate_is_searched_around_the_point():
         {name: tuple(range(1, 9)) for name in names}, {"p0 > 4 and p1 > 4 and p2 > 6": "they are large"}
     )
     assert space.points is None
-    found = nearest(space, dict.fromkeys(names, 1))
+    found = nearest_point(space, dict.fromkeys(names, 1))
     assert distance(space, dict.fromkeys(names, 1), found)[0] == 3
     assert found["p0"] == found["p1"] == 5 and found["p2"] == 7
     assert math.prod(found[name] for name in names[3:]) == 1
-    assert nearest(space, {**dict.fromkeys(names, 1), "p3": 99}) is None
-    assert module.MOST_CHANGED == 3 and nearest(space, {"p0": 1}) is None
+    assert nearest_point(space, {**dict.fromkeys(names, 1), "p3": 99}) is None
+    assert module.MOST_CHANGED == 3 and nearest_point(space, {"p0": 1}) is None

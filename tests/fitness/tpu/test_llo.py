@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tilewright.fitness.tpu.llo import (
-    Executed,
+    ExecutedWork,
     OperationCycles,
     ParseError,
     matmul_type,
@@ -53,7 +53,7 @@ def test_an_instruction_occupies_its_unit(unit, opcode):
 )  # fmt: skip
 def test_a_product_has_the_type_of_its_operands(opcode, kind):
     assert matmul_type(opcode) == kind
-    assert Executed(opcodes=Counter({opcode: 3, "vmatpush.bf16": 9})).matmuls() == {kind: 3}
+    assert ExecutedWork(opcodes=Counter({opcode: 3, "vmatpush.bf16": 9})).matmuls() == {kind: 3}
 
 
 TEXT = b"""0x0: bundle slots:
@@ -88,11 +88,13 @@ def test_copies_and_spills_are_counted():
 def test_what_runs_one_after_another_adds_up():
     one = scan_bundles(TEXT)
     two = one + one
-    assert two == Executed(
+    assert two == ExecutedWork(
         *(Counter({name: 2 * n for name, n in counts.items()}) for counts in (one.opcodes, one.dma_bytes, one.dmas)),
         spills=2, fills=4, bundles=4,
     )  # fmt: skip
-    assert one + Executed() == one and Executed() == Executed(Counter(), Counter(), Counter(), 0, 0, 0)
+    assert one + ExecutedWork() == one and ExecutedWork() == ExecutedWork(
+        Counter(), Counter(), Counter(), 0, 0, 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,5 +137,5 @@ def test_vmem_is_that_of_the_largest_program():
 
 
 def test_what_was_executed_adds_up():
-    one, other = Executed(spills=2, fills=3, bundles=4), Executed(spills=5, fills=7, bundles=11)
-    assert one + other == Executed(spills=7, fills=10, bundles=15)
+    one, other = ExecutedWork(spills=2, fills=3, bundles=4), ExecutedWork(spills=5, fills=7, bundles=11)
+    assert one + other == ExecutedWork(spills=7, fills=10, bundles=15)

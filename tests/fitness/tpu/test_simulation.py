@@ -8,7 +8,7 @@ from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu import simulation
 from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
-from tilewright.fitness.tpu.time_model import Modelled
+from tilewright.fitness.tpu.time_model import ModelledTime
 
 CHIP = dataclasses.replace(
     CHIPS["tpu7x"], mxus=2, mxu_size=10, mxu_cycles={"bf16": 8, "f8": 4}, mxu_rows={"bf16": 16, "f8": 32},
@@ -108,7 +108,7 @@ def test_work_is_counted_by_unit():
 
 
 def time(kind="matrix", seconds=1e-3, **changes):
-    return dataclasses.replace(Modelled(seconds, 0.9e-3, 1.2e-3, 5e-4, 4e-4, 3e-4, kind), **changes)
+    return dataclasses.replace(ModelledTime(seconds, 0.9e-3, 1.2e-3, 5e-4, 4e-4, 3e-4, kind), **changes)
 
 
 def test_a_diagnosis_is_worked_out_by_hand():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testkit.taken import attention, softmax
-from tilewright.evolve.promote.verify import served_within
+from tilewright.evolve.promote.verify import served_constraints
 from tilewright.fitness.evaluation import Evaluation, GateReading, Stage, Verdict
 from tilewright.fitness.targets import load_target
 from tilewright.library.dispatch_rule import Legality
@@ -300,7 +300,7 @@ def test_a_library_serves_what_lies_between_verified_shapes():
             drawn=names[0], outside=names[1],
         )  # fmt: skip
 
-    rules = served_within(
+    rules = served_constraints(
         [evaluation([(1, 256)], [(37, 192)]), evaluation([(90, 64)])], [{"M": 64, "K": 128}]
     )
     legal = Legality(tuple(rules), {}).holds
@@ -308,7 +308,7 @@ def test_a_library_serves_what_lies_between_verified_shapes():
                          (64, 32): False, (37, 192): False, (38, 192): True, (64, 96): False}.items():  # fmt: skip
         assert legal({"M": dims[0], "K": dims[1]}) == served, dims
     alone = Legality(
-        tuple(served_within([evaluation([(1, 256)])], [{"M": 64, "K": 128}], alone=True)), {}
+        tuple(served_constraints([evaluation([(1, 256)])], [{"M": 64, "K": 128}], alone=True)), {}
     ).holds
     assert [alone({"M": m, "K": k}) for m, k in ((64, 128), (1, 256), (64, 256), (32, 128))] == [
         True,

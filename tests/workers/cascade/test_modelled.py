@@ -173,11 +173,11 @@ def test_a_drawn_shape_is_traced_and_checked_on_few_kinds(monkeypatch):
             modelled, name, lambda part, found, n=name: asked.append((n, part)) or wrong.get(n)
         )
     given = scripted.request(OPERATOR, target=CHIP, thorough=True, checked=(shape(64),))
-    assert modelled.interpreted(given, Findings()) is None
+    assert modelled.gate_large_shapes(given, Findings()) is None
     assert [name for name, _ in asked] == ["trace", "check"]
     assert all(p.large_checks == p.checked == (shape(64),) and not p.thorough for _, p in asked)
     for wrong["check"], wrong["trace"] in ((WRONG, None), (None, WRONG)):
-        assert modelled.interpreted(given, Findings()) is WRONG
+        assert modelled.gate_large_shapes(given, Findings()) is WRONG
     assert [name for name, _ in asked[2:]] == ["trace", "check", "trace"]
 
 

@@ -22,7 +22,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device import kernel_traces
-from tilewright.workers.device.kernel_traces import Traced
+from tilewright.workers.device.kernel_traces import TraceAnswers
 from tilewright.workers.request import Failure, Findings, Limits, artefact_hash
 
 OPERATOR = Doubler()
@@ -86,7 +86,7 @@ def tracing(monkeypatch, answer, found, asked=None):
 
 def test_each_shape_is_traced_once(monkeypatch):
     frames = {name: artefact(name) for name in NAMES}
-    whole = Traced(frames, None, ChildOutcome(Ending.DONE, log="log"))
+    whole = TraceAnswers(frames, None, ChildOutcome(Ending.DONE, log="log"))
     found = Findings()
     failure, seen = tracing(monkeypatch, whole, found)
     assert failure is None and [sorted(names) for names in seen] == [sorted(NAMES)]
@@ -94,7 +94,7 @@ def test_each_shape_is_traced_once(monkeypatch):
     assert tracing(monkeypatch, whole, found) == (None, []), "nothing is left to trace"
     del found.traced["m48"]
     assert tracing(monkeypatch, whole, found) == (None, [["m48"]])
-    part = Traced({"m32": frames["m32"]}, None, ChildOutcome(Ending.DONE))
+    part = TraceAnswers({"m32": frames["m32"]}, None, ChildOutcome(Ending.DONE))
     assert tracing(monkeypatch, part, Findings())[0] == INCOMPLETE
 
 
@@ -123,13 +123,13 @@ def test_what_is_no_trace_is_none(monkeypatch, frame):
 def test_a_trace_that_fails_is_the_candidate_s_whatever_phase_it_says(monkeypatch):
     for phase, kind in (("import", "import"), ("trace", "trace"), ("check", "trace"), ("topology", "trace")):
         found = Findings()
-        trace = Traced({}, error(phase), ChildOutcome(Ending.STOPPED, log="log"))
+        trace = TraceAnswers({}, error(phase), ChildOutcome(Ending.STOPPED, log="log"))
         failure, _ = tracing(monkeypatch, trace, found)
         assert failure == Failure(Verdict.COMPILE_ERROR, "ValueError: why", "the trace"), kind
         assert found.logs == ["log"]
-    bare = Traced({}, Frame("error", {"type": "X"}), ChildOutcome(Ending.STOPPED))
+    bare = TraceAnswers({}, Frame("error", {"type": "X"}), ChildOutcome(Ending.STOPPED))
     assert tracing(monkeypatch, bare, Findings())[0] == Failure(Verdict.COMPILE_ERROR, "X", "")
-    late = Traced({}, None, ChildOutcome(Ending.TIMEOUT, detail="60 s", log="log"))
+    late = TraceAnswers({}, None, ChildOutcome(Ending.TIMEOUT, detail="60 s", log="log"))
     assert tracing(monkeypatch, late, Findings())[0] == Failure(Verdict.TIMEOUT, "tracing: 60 s", "log")
 
 
@@ -437,7 +437,7 @@ def test_what_was_traced_before_is_a_duplicate(monkeypatch):
     assert child.heard == 3 and known in failure.reason
     monkeypatch.setattr(stages, "trace_kernels", lambda *a: pytest.fail("traced twice"))
     assert stages.TraceStage(checks=True).run(request(), traced_findings()) is None
-    (late,) = [Traced({}, error("import"), ChildOutcome(Ending.DONE))]
+    (late,) = [TraceAnswers({}, error("import"), ChildOutcome(Ending.DONE))]
     monkeypatch.setattr(stages, "trace_kernels", lambda *a: late)
     assert stages.TraceStage(checks=True).run(request(), Findings()).verdict is Verdict.COMPILE_ERROR
 
@@ -590,7 +590,7 @@ def measuring(monkeypatch, run, operator=OPERATOR, **changes):
 def test_figures_are_those_of_the_model(monkeypatch):
     run = a_run()
     failure, found = measuring(monkeypatch, run)
-    time = simulation.modelled(run, TARGET.chip)
+    time = simulation.modelled_time(run, TARGET.chip)
     assert failure is None and [f.workload for f in found.figures] == ["m64", "m32"]
     figures = found.figures[0]
     assert (figures.seconds, figures.kind) == (time.seconds, FigureKind.MODELLED)

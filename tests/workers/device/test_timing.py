@@ -317,14 +317,14 @@ EXCEPTIONS = {
     [(changes, *of[:1], reason, *of[1:]) for of, rows in EXCEPTIONS.items() for changes, reason in rows],
 )
 def test_an_exception_has_a_verdict_by_its_phase_and_words(changes, verdict, reason, stage):
-    found = timing.failed(error(**changes), "timing", Stage.MEASURE)
+    found = timing.child_failure(error(**changes), "timing", Stage.MEASURE)
     assert found == Failure(verdict, reason, "the trace", stage)
-    assert timing.failed(error(entry="two", **changes), "timing", Stage.MEASURE).entry == "two"
+    assert timing.child_failure(error(entry="two", **changes), "timing", Stage.MEASURE).entry == "two"
 
 
 @pytest.mark.parametrize("ending", list(Ending))
 def test_a_child_that_does_not_end_well_is_late_or_crashed(ending):
-    found = timing.failed(ChildOutcome(ending, detail="no\nword", log="log"), "timing", Stage.CHECK)
+    found = timing.child_failure(ChildOutcome(ending, detail="no\nword", log="log"), "timing", Stage.CHECK)
     if ending is Ending.DONE:
         assert found is None
         return
@@ -335,7 +335,7 @@ def test_a_child_that_does_not_end_well_is_late_or_crashed(ending):
 def test_an_error_that_says_nothing_is_a_crash():
     for data in ({}, {"type": []}, {"message": None}):
         outcome = ChildOutcome(Ending.DONE, [Frame("error", data)])
-        assert timing.failed(outcome, "timing", Stage.MEASURE).verdict is Verdict.CRASHED
+        assert timing.child_failure(outcome, "timing", Stage.MEASURE).verdict is Verdict.CRASHED
 
 
 @pytest.mark.parametrize(

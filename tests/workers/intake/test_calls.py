@@ -13,7 +13,7 @@ from tilewright.workers.intake.calls.call_text import GIVEN, accepted_keywords, 
 from tilewright.workers.intake.calls.call_values import arguments_of, call_text  # noqa: E402
 from tilewright.workers.intake.calls.dimensions import operands, tensor_places  # noqa: E402
 from tilewright.workers.intake.calls.file_calls import calls  # noqa: E402
-from tilewright.workers.intake.calls.kept_values import held, renamed, values_of, write  # noqa: E402
+from tilewright.workers.intake.calls.kept_values import values_of, ways_to_draw, write, write_renamed  # noqa: E402
 from tilewright.workers.intake.judge.inputs import draw  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
 
@@ -91,11 +91,11 @@ def test_objects_and_values_go_through_a_calls_text(tmp_path, monkeypatch):
     assert made[0] == own.Config(64, own.Mode.FAST, "w") and made[1].scale == "c"
     assert made[2] == own.Range(1.0, 3.0)
     write(tmp_path / "in.npz", [values_of(*given)])
-    assert renamed(tmp_path / "in.npz", tmp_path / "out.npz", ["2x3"], ["w", "s"]) == ["2x3"]
+    assert write_renamed(tmp_path / "in.npz", tmp_path / "out.npz", ["2x3"], ["w", "s"]) == ["2x3"]
     operand = Operand("w", "float32", ("M", "N"), values=str(tmp_path / "out.npz"))
     dims = {"M": 2, "N": 3}
     assert (draw(operand, dims, GIVEN, 4, np.random.default_rng(0)) == config.weight.T.numpy()).all()
-    alone = held([operand])[-1][0]
+    alone = ways_to_draw([operand])[-1][0]
     assert (draw(alone, dims, "randn", 4, np.random.default_rng(0)) == config.weight.T.numpy()).all()
     with pytest.raises(LookupError, match="none of this shape"):
         draw(alone, {"M": 4, "N": 3}, "randn", 4, np.random.default_rng(0))

@@ -45,7 +45,7 @@ class InProcess:
 
     def sample(self, asked, seed):
         question = json.loads(json.dumps({"operator": asked, "seed": seed}))
-        return _sample(oracle._sampled(question, "cpu", set()))
+        return _sample(oracle._sample_frame(question, "cpu", set()))
 
 
 @pytest.mark.parametrize("kind", ["", "repeated", "signed"])
@@ -64,7 +64,7 @@ def test_a_device_says_of_a_large_shape_what_the_host_says(tmp_path, independent
 def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path):
     operator = product(tmp_path, "calls.append(1); return (a @ b) * len(calls)")
     with pytest.raises(oracle.Unlike, match="another on the device"):
-        oracle._sampled({"operator": operator.elsewhere(LARGE), "seed": 5}, "cpu", set())
+        oracle._sample_frame({"operator": operator.elsewhere(LARGE), "seed": 5}, "cpu", set())
 
 
 class Device:

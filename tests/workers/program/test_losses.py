@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewright.library.launch_replacement import Winner  # noqa: E402
-from tilewright.workers.program.calls import numbers  # noqa: E402
+from tilewright.workers.program.calls import Watch, answers, numbers  # noqa: E402
 from tilewright.workers.program.prove import LOOKS, Proof, gradient_fault, loss_test  # noqa: E402
 from tilewright.workers.program.step import Program  # noqa: E402
 
@@ -139,6 +139,56 @@ def test_a_small_parameter_that_loses_its_gradient_is_seen(
     assert bool(found) == lost, found
 
 
+class Pair:
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+
+def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.mul_(2) + b
+
+
+def yields(a: torch.Tensor) -> Any:
+    yield a * 2
+
+
+def wiped(a: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    out = a * factor
+    out.register_hook(lambda _: (out.detach().zero_(), None)[1])
+    return out
+
+
+HALF = torch.randn(8, 6)
+WRONG_CALLS = {
+    "an argument that was to be written": (over, lambda a, b: 2 * a + b, (HALF, NOISE[:6]), "dB"),
+    "what aliases it": (over, lambda a, b: a.mul_(2) + 0.5 * b, (HALF, HALF), "dB"),
+    "what is written over after it was returned": (
+        wiped, lambda a: wiped(a, 1.1), (HALF.clone().requires_grad_(),), "dB"),
+    "every other column": (lambda a: a * 1, lambda a: a * (1 if a.is_contiguous() else 1.1), (HALF[:, ::2],), "dB"),
+    "an imaginary part": (lambda a: torch.complex(a, a), lambda a: torch.complex(a, 1.2 * a), (HALF,), "dB"),
+    "a conjugate": (lambda a: (a * 1j).conj(), lambda a: a * 1j, (HALF,), "dB"),
+    "what a generator yields": (yields, lambda a: iter([a * 2.1]), (HALF,), "dB"),
+    "what an object holds": (lambda a: Pair(2 * a), lambda a: Pair(2.1 * a), (HALF,), "dB"),
+    "without gradients": (lambda a: a * 2, lambda a: a * (2 + torch.is_grad_enabled() - 0.5), (HALF,), "dB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_call_s_wrong_answer_is_found_wherever_it_lies(name: str) -> None:
+    original, changed, given, why = WRONG_CALLS[name]
+    watch = Watch("m", "f")
+    with torch.set_grad_enabled("without" not in name):
+        watch.stand_in(lambda *args: None)(*given)
+    (call,) = watch.kept.values()
+    first, nudged, again = (
+        answers(call, original),
+        answers(call, original, nudged=True),
+        answers(call, original),
+    )
+    assert not gradient_fault(first, nudged, again)
+    assert why in gradient_fault(first, nudged, answers(call, changed))
+
+
 NORM_CODE = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())["norm"]
 HONEST = {
     "out": "x.float() * r * w",
@@ -188,11 +238,7 @@ def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
             p.data -= 0.3 * p.grad
         return loss.detach()
 
-    data: Any = SimpleNamespace(data={"graph": False, "host_seconds": 0, "busy_seconds": 1}, launches=[])
-    data.turns = SimpleNamespace(graph=False)
-    proof = Proof(
-        Program("chaotic", step, setup), data, [Winner("chaotic", "norm", str(tmp_path / "norm.py"))]
-    )
+    proof = proof_of("chaotic", step, setup, tmp_path / "norm.py", "norm")
     proof.check_answers()
     if proof.kept:
         proof._check_program()
@@ -200,3 +246,42 @@ def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
         proof.left_out,
         proof.notes,
     )
+
+
+def proof_of(module: str, step: Any, setup: Any, file: Path, name: str) -> Proof:
+    data: Any = SimpleNamespace(data={"graph": False, "host_seconds": 0, "busy_seconds": 1}, launches=[])
+    data.turns = SimpleNamespace(graph=False)
+    return Proof(Program(module, step, setup), data, [Winner(module, name, str(file))])
+
+
+SEVERAL = """
+SERVED = {{"original": ("", "", "several", "scaled"), "winner": "scaled"}}
+
+def scaled(x):
+    return x * (2.1 if len(x) == {wrong} else 2.0)
+"""
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 5, 9])
+@pytest.mark.parametrize("kind", ["real", "complex"])
+def test_a_function_is_found_wrong_on_whichever_kind_of_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int, kind: str
+) -> None:
+    module = ModuleType("several")
+    monkeypatch.setitem(sys.modules, "several", module)
+    exec(SEVERAL.format(wrong=0), vars(module))
+    (tmp_path / "several.py").write_text(SEVERAL.format(wrong=wrong))
+
+    def step(state: Any) -> Any:
+        made = [module.scaled(x).sum() for x in state]
+        return sum(made) if kind == "real" else [sum(made) * 1j, complex(0, made[-1])]
+
+    proof = proof_of(
+        "several", step, lambda: [torch.ones(n, 3) for n in range(1, 10)], tmp_path / "several.py", "scaled"
+    )
+    if kind == "real":
+        proof.check_answers()
+        assert bool(proof.left_out) == bool(wrong)
+    if proof.parts:  # the results tell of the imaginary parts, too
+        proof._check_program()
+        assert bool(proof.left_out) == (wrong == 9), proof.notes

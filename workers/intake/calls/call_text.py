@@ -194,7 +194,7 @@ def _value(node: ast.expr) -> Any:
         and len(node.ops) == 1
         and isinstance(node.ops[0], ast.Lt | ast.GtE | ast.In)
     ):
-        return _bounded(node)
+        return _tensor_with_bounds(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = _value(node.left), _value(node.right)
         tensor, size = sides if isinstance(sides[0], TensorArgument) else sides[::-1]
@@ -209,7 +209,7 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("device", "torch.device"):
         return Literal('torch.device("cuda")')
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUST:
-        return _formed(node, node.func)
+        return _tensor_with_form(node, node.func)
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_value(part) for part in node.elts)
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
@@ -251,7 +251,7 @@ def _tensor(node: ast.Subscript, dtype: str) -> TensorArgument:
     return TensorArgument(DTYPES[dtype], shape)
 
 
-def _bounded(node: ast.Compare) -> TensorArgument:
+def _tensor_with_bounds(node: ast.Compare) -> TensorArgument:
     """``i64[8] < 100``, ``f32[8] >= 0``, ``i32[8] >= 3`` and ``f32[8] in [0, 1]``."""
     tensor, bound = _value(node.left), _value(node.comparators[0])
     if isinstance(node.ops[0], ast.Lt):
@@ -284,7 +284,7 @@ _MUST = {
 """What is said of a tensor by a method, and what it must be."""
 
 
-def _formed(node: ast.Call, called: ast.Attribute) -> TensorArgument:
+def _tensor_with_form(node: ast.Call, called: ast.Attribute) -> TensorArgument:
     """A tensor with a method of ``_MUST``."""
     tensor, given = _value(called.value), [_value(a) for a in node.args]
     plain = isinstance(tensor, TensorArgument)

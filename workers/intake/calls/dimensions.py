@@ -58,7 +58,7 @@ def argument_at(call: Call, place: Place) -> Any:
     return value
 
 
-def permuted(name: str, order: Sequence[int]) -> str:
+def permutation_text(name: str, order: Sequence[int]) -> str:
     """A tensor with its dimensions in another order, as text."""
     return f"{name}.permute({', '.join(map(str, order))})" if order else name
 
@@ -70,7 +70,7 @@ def reference_calls(
     """Arguments to call the reference with, the likeliest first: as the function is called, without keywords that are
     not ``known``, by position alone, with the tensors alone. ``texts``: texts of other arguments."""
     by_place = {
-        p: permuted(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
+        p: permutation_text(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
     }
     given = {**by_place, **texts}
     positional = [python_text(v, (n,), given) for n, v in enumerate(call.arguments)]
@@ -177,7 +177,7 @@ def settle(
         best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
     chosen = best or next(_assignments(shapes, merged=True))
     dims = _dims(shapes, chosen, calls)
-    return [_bounded(o, dims[0]) for o in _named(raw, chosen)], dims
+    return [_with_named_bounds(o, dims[0]) for o in _with_shapes(raw, chosen)], dims
 
 
 def _most_names(
@@ -193,7 +193,7 @@ def _most_names(
             continue
         dims = _dims(shapes, names, calls)
         small = {n: s if s in kept else size * (2 + place) for place, (n, s) in enumerate(dims[0].items())}
-        if works(small, [_bounded(o, dims[0]) for o in _named(raw, names)]):
+        if works(small, [_with_named_bounds(o, dims[0]) for o in _with_shapes(raw, names)]):
             best = (count, names)
     return best[1] if best else None
 
@@ -216,7 +216,7 @@ def _batch(raw: Sequence[Operand], shapes: Sequence[Sizes], works: Works) -> lis
     for chosen in (range(len(raw)), (0, len(raw) - 1)):
         named = [n for n in chosen if len(shapes[n]) == rank and shapes[n][:1] == batch]
         made = [(LETTERS[0], *row[1:]) if n in named else tuple(row) for n, row in enumerate(numbers)]
-        if rank > 2 and batch != ((1,),) and works({LETTERS[0]: 3}, _named(raw, made)):
+        if rank > 2 and batch != ((1,),) and works({LETTERS[0]: 3}, _with_shapes(raw, made)):
             return made
     return []
 
@@ -230,7 +230,7 @@ def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, work
     tries = 0
     for number, names in itertools.product(range(1, most), assignments):
         dims = _dims(shapes, names, calls)
-        for formulas in itertools.islice(_counted(dims, number), MOST_WAYS):
+        for formulas in itertools.islice(_counting_dimensions(dims, number), MOST_WAYS):
             tries += 1
             if tries > MOST_TRIES:
                 return []
@@ -239,12 +239,12 @@ def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, work
             kept = [name for name in dims[0] if name not in formulas]
             small = {name: largest * (2 + place) for place, name in enumerate(kept)}
             whole = {name: dims[0][name] for name in kept}
-            if works(small, [_bounded(o, whole) for o in _named(raw, made)]):
+            if works(small, [_with_named_bounds(o, whole) for o in _with_shapes(raw, made)]):
                 return made
     return []
 
 
-def _counted(dims: Sequence[Mapping[str, int]], number: int) -> Iterator[dict[str, str]]:
+def _counting_dimensions(dims: Sequence[Mapping[str, int]], number: int) -> Iterator[dict[str, str]]:
     """Ways to say of so many dimensions which other one they count parts of, and of how many elements."""
     counts = {
         name: [
@@ -266,7 +266,7 @@ def _counts(way: str) -> tuple[str, int]:
     return name.partition("+")[0], int(by or 1)
 
 
-def _bounded(operand: Operand, dims: Mapping[str, int]) -> Operand:
+def _with_named_bounds(operand: Operand, dims: Mapping[str, int]) -> Operand:
     """With bounds that are a dimension's size, or more than half of it, as that dimension, one above it, as of lengths,
     or the product of two, as of slots in pages: valid at any size."""
     own = set(operand.shape)
@@ -299,7 +299,7 @@ def within_sizes(operands: Sequence[Operand], dims: Mapping[str, int]) -> list[O
     return found
 
 
-def _named(raw: Sequence[Operand], names: Sequence[Any]) -> list[Operand]:
+def _with_shapes(raw: Sequence[Operand], names: Sequence[Any]) -> list[Operand]:
     return [replace(o, shape=shape) for o, shape in zip(raw, names, strict=True)]
 
 

@@ -75,13 +75,13 @@ def _calls(path: Path, name: str, bare: bool) -> list[Any]:
         raise LookupError(f"{path.name} has {'nothing ' if name else ''}{wanted}")
     value = module[found]
     if callable(value):
-        made = _bare(value) if bare else None
+        made = _without_memory(value) if bare else None
         value = value() if made is None else made
     many = isinstance(value, list) and value and all(isinstance(c, tuple | list | dict | str) for c in value)
     return list(value) if many and (found not in ONE or isinstance(value[0], tuple)) else [value]
 
 
-def _bare(make: Callable[[], Any]) -> Any:
+def _without_memory(make: Callable[[], Any]) -> Any:
     """What a function makes, on tensors without memory; None where it, or the text, asks for their values."""
     import torch
 

@@ -63,12 +63,12 @@ def write(path: Path, calls: Sequence[Call]) -> None:
 def with_values(path: str, folder: Path, labels: Sequence[str], operands: Sequence[Operand]) -> list[Operand]:
     """Operands with the caller's own values where there are any, by the labels of the calls' shapes."""
     to = folder / FILE
-    if not path or not renamed(Path(path), to, labels, [operand.name for operand in operands]):
+    if not path or not write_renamed(Path(path), to, labels, [operand.name for operand in operands]):
         return list(operands)
     return [replace(operand, values=str(to)) for operand in operands]
 
 
-def held(operands: Sequence[Operand]) -> list[list[Operand]]:
+def ways_to_draw(operands: Sequence[Operand]) -> list[list[Operand]]:
     """Ways to make operands: all of them drawn; with the caller's own integers; with the caller's own values."""
     if not any(operand.values for operand in operands):
         return [list(operands)]
@@ -79,29 +79,29 @@ def held(operands: Sequence[Operand]) -> list[list[Operand]]:
     ]
 
 
-def renamed(path: Path, to: Path, labels: Sequence[str], names: Sequence[str]) -> list[str]:
+def write_renamed(path: Path, to: Path, labels: Sequence[str], names: Sequence[str]) -> list[str]:
     """Write the same by the labels of the calls' shapes and the operands' names; those labels. Raises OSError."""
-    with np.load(path) as held:
+    with np.load(path) as file:
         arrays = {
-            f"{label}/{name}": held[f"{n}/{place}"]
+            f"{label}/{name}": file[f"{n}/{place}"]
             for n, label in enumerate(labels)
             for place, name in enumerate(names)
-            if f"{n}/{place}" in held
+            if f"{n}/{place}" in file
         }
     _save(to, arrays)
     return list(dict.fromkeys(key.partition("/")[0] for key in arrays))
 
 
-def given(path: str, label: str, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray | None:
+def kept_value(path: str, label: str, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray | None:
     """The caller's value of an operand at a shape; None where there is none."""
-    raw = _held(path).get(f"{label}/{name}")
+    raw = _arrays_of(path).get(f"{label}/{name}")
     return None if raw is None else raw.view(numpy_dtype(dtype)).reshape(tuple(shape)).copy()
 
 
 @functools.lru_cache(maxsize=4)
-def _held(path: str) -> dict[str, np.ndarray]:
-    with np.load(path) as held:
-        return {key: held[key] for key in held.files}
+def _arrays_of(path: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
 
 
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -35,7 +35,7 @@ _TRITON_DTYPES = (
 )  # fmt: skip
 
 
-def named(path: str) -> Any:
+def object_named(path: str) -> Any:
     """What ``package.module.Name`` stands for. Raises LookupError."""
     parts = path.split(".")
     parts[0:1] = MODULES.get(parts[0], parts[0]).split(".")
@@ -73,7 +73,7 @@ def made_of(kind: type, /, **attributes: Any) -> Any:
 def scope_of(text: str) -> dict[str, Any]:
     """The names that a call's Python text may use beside its operands."""
     found = {n: importlib.import_module(m) for n, m in MODULES.items() if re.search(rf"\b{n}\.", text)}
-    return {**found, "named": named, "made_of": made_of, "min": min}
+    return {**found, "named": object_named, "made_of": made_of, "min": min}
 
 
 def absent(file: str, name: str, module: Any) -> str:

@@ -31,7 +31,7 @@ from tilewright.workers.intake.judge.inputs import (
     family,
     likest,
 )
-from tilewright.workers.intake.judge.reference import wide
+from tilewright.workers.intake.judge.reference import as_float64
 from tilewright.workers.intake.operator import Operand, Result, as_result, is_code
 
 Arrays = Mapping[str, np.ndarray]
@@ -286,7 +286,9 @@ class InputKinds:
         in some draws does not say what a kernel that computes the same is off by in others."""
         changes: list[float] = []
         for seed in range(STEADY_DRAWS if self._effort.draws >= STEADY_DRAWS else 0):
-            given = {n: wide(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()}
+            given = {
+                n: as_float64(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()
+            }
             rng, floats = np.random.default_rng(seed), {n: a for n, a in given.items() if a.dtype.kind == "f"}
             near = {n: a * (1 + LAST_PLACE * rng.standard_normal(a.shape)) for n, a in floats.items()}
             try:

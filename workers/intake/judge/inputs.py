@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.workers.intake.calls.call_text import DISTINCT, ENDS, GIVEN, PARTS, SOFTMAX
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
-from tilewright.workers.intake.calls.kept_values import given
+from tilewright.workers.intake.calls.kept_values import kept_value
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def draws(
     circle = family(kind) == PADDED and rng.random() < 1 / 2
     for operand in operands:
         if operand.values and GIVEN in (kind, operand.form):
-            own = given(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
+            own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
             if own is not None:
                 made[operand.name] = own
                 continue

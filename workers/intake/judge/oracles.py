@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake.child_program import Refusal, first_line
-from tilewright.workers.intake.judge.reference import run_reference, wide, widened
+from tilewright.workers.intake.judge.reference import as_float64, in_precision, run_reference
 from tilewright.workers.intake.operator import Operand
 
 Arrays = Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ class OwnAnswers:
         """The answers, with the first in the highest precision in which it computes the same. Raises what ``run``
         raises."""
         if self._asked:
-            return [wide(a) for a in self.run(widened(inputs, self.precision))]
+            return [as_float64(a) for a in self.run(in_precision(inputs, self.precision))]
         self._asked = True
         self.call = ", ".join(f"{operand.name}={operand.name}" for operand in self.operands)
         plain = self.run(inputs)
@@ -79,19 +79,21 @@ class OwnAnswers:
                 if all(np.isfinite(a).all() for a in answers) and not self.alike(plain, answers):
                     return answers
         self.precision = ""
-        return [wide(a) for a in plain]
+        return [as_float64(a) for a in plain]
 
     def to_all(self, every: Sequence[Arrays]) -> list[list[np.ndarray]]:
         """The answers to several inputs. Raises what ``run`` raises, and ValueError."""
         if not self._asked or self.run_all is None:
             return [self(inputs) for inputs in every]
         made = [
-            m for m in self.run_all([widened(inputs, self.precision) for inputs in every]) if m is not None
+            m
+            for m in self.run_all([in_precision(inputs, self.precision) for inputs in every])
+            if m is not None
         ]
         if len(made) < len(every):
             raise ValueError("the kernel fails on some of the inputs")
         self._last = [] if self.precision else list(zip(every, made, strict=True))
-        return [[wide(a) for a in answer] for answer in made]
+        return [[as_float64(a) for a in answer] for answer in made]
 
     def outputs(self, inputs: Arrays) -> list[np.ndarray] | None:
         """The kernel's outputs, if it was its own answer to these inputs last."""

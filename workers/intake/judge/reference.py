@@ -29,9 +29,9 @@ def function_of(reference: str) -> Callable[..., Any]:
     run with its defaults; ``launched:FILE`` the same in this process, on the device where its tensors lie.
     """
     if reference.startswith(f"{LAUNCHED}:"):
-        from tilewright.workers.intake.judge.self_reference import launched
+        from tilewright.workers.intake.judge.self_reference import launching_function
 
-        return launched(Path(reference.partition(":")[2]))
+        return launching_function(Path(reference.partition(":")[2]))
     if reference.startswith("itself:"):
         with _MAKING:  # of threads that ask at once, one makes the process
             return _process_of(Path(reference.partition(":")[2]).read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ def run_reference(
             n: np.asarray(a) if isinstance(a, np.ndarray | np.generic) else to_array(a)
             for n, a in inputs.items()
         }
-        return _crossing([wide(a) for a in function(widened(given, precision))], at)
+        return _crossing([as_float64(a) for a in function(in_precision(given, precision))], at)
     if is_jax(function):
         return _crossing(_run_jax(function, call, inputs, precision), at)
     import torch
@@ -138,7 +138,9 @@ def run_reference(
     scope = {**scope_of(call), "torch": torch, "reference": function, **given}
     with torch.no_grad(), _one_thread():
         # torch selects no 8-bit floats, of which all are soon handed over
-        parts = [part if part.element_size() > 1 else to_array(part) for part in asked(call, scope)]
+        parts = [
+            part if part.element_size() > 1 else to_array(part) for part in reference_results(call, scope)
+        ]
         return [p if isinstance(p, np.ndarray) else to_array(p) for p in _crossing(parts, at)]
 
 
@@ -156,7 +158,7 @@ BACKWARD = "; gradients of "
 """After it, a call's text says of which tensors gradients are results, too, and which are given: ``(x, w,), (g,)``."""
 
 
-def asked(call: str, scope: Mapping[str, Any]) -> list[Any]:
+def reference_results(call: str, scope: Mapping[str, Any]) -> list[Any]:
     """The tensors that ``scope["reference"]`` returns for a call, and the gradients that its text asks for, by torch's
     autograd. Raises what the reference raises, and ValueError where it has too few results."""
     import torch
@@ -215,19 +217,19 @@ def _run_jax(
             "jax": jax,
             "jnp": jax.numpy,
             "reference": function,
-            **{n: jax.numpy.asarray(a) for n, a in widened(inputs, precision).items()},
+            **{n: jax.numpy.asarray(a) for n, a in in_precision(inputs, precision).items()},
         }
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
-        return [wide(np.asarray(leaf)) for leaf in jax.tree_util.tree_leaves(result)]
+        return [as_float64(np.asarray(leaf)) for leaf in jax.tree_util.tree_leaves(result)]
 
 
-def widened(inputs: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
+def in_precision(inputs: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
     """Floats in ``precision``; "" leaves them as they are."""
     floats = {n for n, array in inputs.items() if array.dtype.kind == "f" or array.dtype.name in EXTENDED}
     return {n: array.astype(precision) if precision and n in floats else array for n, array in inputs.items()}
 
 
-def wide(array: np.ndarray) -> np.ndarray:
+def as_float64(array: np.ndarray) -> np.ndarray:
     """Floats of 16 bits and more as float64, all else as it is."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else array
 

@@ -51,14 +51,14 @@ def main() -> None:
     try:
         send(_ready(device))
     except RuntimeError as error:
-        send(_failed(error))
+        send(_error_frame(error))
         return
     while data := os.read(0, 1 << 16):
         for frame in reader.feed(data):
             try:
-                send(_sampled(frame.data, device, believed))
+                send(_sample_frame(frame.data, device, believed))
             except Exception as error:  # noqa: BLE001 - whatever the user's reference raises: the host is asked then
-                send(_failed(error))
+                send(_error_frame(error))
             if device != "cpu":
                 torch.cuda.empty_cache()
 
@@ -72,11 +72,11 @@ def _ready(device: str) -> Frame:
     return Frame("ready", {"identity": str(torch.cuda.get_device_properties().uuid)})
 
 
-def _failed(error: Exception) -> Frame:
+def _error_frame(error: Exception) -> Frame:
     return Frame("failed", {"why": f"{type(error).__name__}: {error}".splitlines()[0][:200]})
 
 
-def _sampled(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
+def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     """Raises Unlike, and what the reference raises."""
     asked = dict(data["operator"])
     kind = str(asked.pop("kind", ""))

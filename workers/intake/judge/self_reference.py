@@ -118,7 +118,7 @@ def begun_process(triton: bool) -> subprocess.Popen[bytes]:
 
 
 @functools.cache
-def launched(path: Path) -> Callable[..., Any]:
+def launching_function(path: Path) -> Callable[..., Any]:
     """The module of a file, run in this process with its defaults where its tensors lie."""
     from tilewright.workers.runners import bare_module
 

@@ -29,7 +29,7 @@ from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, names
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.source.knobs import with_params
-from tilewright.workers.intake.source.names import closure_of, located, object_of, plain_function
+from tilewright.workers.intake.source.names import closure_of, object_of, placed_expression, plain_function
 from tilewright.workers.intake.source.traced_numbers import number_text
 from tilewright.workers.runners.pallas.trace import load_build
 
@@ -142,7 +142,7 @@ class _Transform(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         size = self._module.sizes.get(node.value) if type(node.value) is int else None
-        return located(f'params["{size}"]', node) if size else node
+        return placed_expression(f'params["{size}"]', node) if size else node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._local:
@@ -158,7 +158,7 @@ class _Transform(ast.NodeTransformer):
     def _resolved(self, node: ast.expr, name: str) -> ast.AST | None:
         found, value = object_of(node, self._local, self._scopes)
         text = self._text(value, name) if found else None
-        return None if text is None else located(text, node)
+        return None if text is None else placed_expression(text, node)
 
     def _text(self, value: Any, name: str) -> str | None:
         """A value as text; None where its own will do, or none does."""

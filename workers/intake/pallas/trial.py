@@ -19,7 +19,7 @@ from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu import structure
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Place
-from tilewright.workers.intake.calls.kept_values import held, with_values
+from tilewright.workers.intake.calls.kept_values import ways_to_draw, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import Answer, Refusal, refused
@@ -286,7 +286,7 @@ def _shapes_with(
     kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal
     of the first way."""
     first: Refusal | None = None
-    drawn, *own = held(operands)
+    drawn, *own = ways_to_draw(operands)
     for way in [*own[:1], drawn, *own[1:]]:
         seed.operands, oracle.call = way, ""
         if isinstance(oracle, OwnAnswers):

@@ -61,7 +61,7 @@ def block_values(default: int) -> tuple[int, ...]:
     return values_around(default, least=8, halvings=3)
 
 
-def between(default: int, seen: Iterable[int]) -> set[int]:
+def powers_between(default: int, seen: Iterable[int]) -> set[int]:
     """Powers of two between and next to the values of configurations."""
     known = {v for v in (*seen, default) if v > 0}
     if not known or any(v & (v - 1) for v in known):

@@ -17,13 +17,14 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from tilewright.workers.intake.calls.objects import MODULES
-from tilewright.workers.intake.source.decorators import is_kernel, unwrapped
+from tilewright.workers.intake.source.decorators import is_kernel, undecorated_kernel
 from tilewright.workers.intake.source.hooked_calls import HOOKS, CallHooks
 
 _KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
@@ -168,7 +169,7 @@ class PackageLoader(MetaPathFinder, Loader):
         linecache.getlines(path)
         module.__dict__.update(HOOKS)
         tree = ast.parse(text, path)
-        needed = _needed(tree, wanted) if wanted else None
+        needed = _reachable_names(tree, wanted) if wanted else None
         future = [
             n.name
             for s in tree.body
@@ -179,18 +180,20 @@ class PackageLoader(MetaPathFinder, Loader):
         # what the user's file does below its functions is a benchmark; what a package's file does sets it up
         helper = wanted is None and bool(self._package) and module.__name__ != self.user
         for statement in self._quick(tree.body) if helper else tree.body:
-            if not _kept(statement, needed, helper):
+            if not _keeps_statement(statement, needed, helper):
                 continue
             bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(CallHooks().visit(statement)) if self._traced else statement
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 kernel = is_kernel(statement)
                 hooked.decorator_list = [d for d in hooked.decorator_list if not _absent(d, module, kernel)]
-            why = _ran(hooked, path, flags, module)
+            why = _run_statement(hooked, path, flags, module)
             if why and isinstance(hooked, ast.FunctionDef):  # it may only annotate with what is not here
-                why = _ran(hooked, path, flags | __future__.annotations.compiler_flag, module)
+                why = _run_statement(hooked, path, flags | __future__.annotations.compiler_flag, module)
             if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
-                why = unwrapped(hooked, why, module, functools.partial(_ran, hooked, path, flags, module))
+                why = undecorated_kernel(
+                    hooked, why, module, partial(_run_statement, hooked, path, flags, module)
+                )
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
             for name in bound if why else ():
@@ -230,7 +233,7 @@ def forget(function: Any) -> None:
                 value.cache_clear()
 
 
-def _ran(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
+def _run_statement(statement: ast.AST, path: str, flags: int, module: types.ModuleType) -> str:
     """Run a statement of a module; what it raises, empty where it does not."""
     try:
         code = compile(ast.Module([statement], []), path, "exec", flags, dont_inherit=True)  # type: ignore[list-item]
@@ -272,7 +275,7 @@ def _registers(statement: ast.Expr) -> bool:
     return _REGISTRATION.match(ast.unparse(statement)) is not None
 
 
-def _kept(statement: ast.stmt, needed: set[str] | None, helper: bool) -> bool:
+def _keeps_statement(statement: ast.stmt, needed: set[str] | None, helper: bool) -> bool:
     if isinstance(statement, ast.Expr):
         if helper and isinstance(statement.value, ast.Call):
             return True
@@ -317,7 +320,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
             yield node.name
 
 
-def _needed(tree: ast.Module, wanted: str) -> set[str]:
+def _reachable_names(tree: ast.Module, wanted: str) -> set[str]:
     """Names that a function may reach, through whatever the module defines."""
     uses: dict[str, set[str]] = {}
     left, seen = [wanted.split(".")[0]], set()
@@ -357,7 +360,7 @@ def import_place(path: Path) -> tuple[Path, list[str]]:
         parts.insert(0, root.name)
         root = root.parent
     for folder in (root, *root.parents) if parts[0] not in imported else ():
-        if folder.name in imported and not _installed(folder.name, elsewhere=folder):
+        if folder.name in imported and not _is_importable(folder.name, elsewhere=folder):
             return folder.parent, [*path.parent.relative_to(folder.parent).parts, path.stem]
     return root, parts
 
@@ -377,7 +380,7 @@ def _stand_ins() -> None:
         sys.modules.update({"helion": package, "helion.runtime": runtime})
 
 
-def _installed(name: str, elsewhere: Path | None = None) -> bool:
+def _is_importable(name: str, elsewhere: Path | None = None) -> bool:
     """Whether a package can be imported, also from another folder than ``elsewhere``, which PYTHONPATH may name; a
     folder of that name without a module, such as its clone's, is none."""
     found = importlib.util.find_spec(name)
@@ -388,7 +391,7 @@ def _installed(name: str, elsewhere: Path | None = None) -> bool:
 def package_of(path: Path) -> PackageLoader | None:
     """What finds the modules of the package that a file lies in; None where the package is installed."""
     root, parts = import_place(path.resolve())
-    if len(parts) > 1 and _installed(parts[0]):
+    if len(parts) > 1 and _is_importable(parts[0]):
         return None
     return PackageLoader(root, parts[0] if len(parts) > 1 else "", False)
 

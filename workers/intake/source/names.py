@@ -44,7 +44,7 @@ def public(name: str, otherwise: str) -> str:
     return plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"{otherwise}_{plain}"
 
 
-def located(made: str | ast.expr, node: ast.AST) -> ast.expr:
+def placed_expression(made: str | ast.expr, node: ast.AST) -> ast.expr:
     """An expression, or its text, at the place of a node."""
     made = ast.parse(made, mode="eval").body if isinstance(made, str) else made
     for part in ast.walk(made):

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from tilewright.workers.intake.calls.call_text import Call, Place, accepted_keywords, python_value
-from tilewright.workers.intake.calls.dimensions import argument_at, permuted, reference_calls
+from tilewright.workers.intake.calls.dimensions import argument_at, permutation_text, reference_calls
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, size_code, size_of, size_text
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import CompletedOracle, OwnAnswers
-from tilewright.workers.intake.judge.reference import BACKWARD, asked, function_of, run_reference
+from tilewright.workers.intake.judge.reference import BACKWARD, function_of, reference_results, run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.traced_numbers import traced
@@ -157,7 +157,7 @@ class CallSite:
             order = argument_at(self.calls[0], place).order
             if order:
                 by_place[place] = tensor.permute(order)
-                views.append((by_place[place], operand.name, permuted(operand.name, order)))
+                views.append((by_place[place], operand.name, permutation_text(operand.name, order)))
         given: dict[Place, Any] = dict(by_place)
         for at in self.followed:
             given[at] = traced(*self._followed(at, dims), frozenset(["shape"]))
@@ -181,7 +181,9 @@ class CallSite:
             given = {o.name: _blank(o, dims, device) for o in self.operands}
             try:
                 with torch.no_grad(), torch.device(device):
-                    result = asked(call, {**scope_of(call), "torch": torch, "reference": function, **given})
+                    result = reference_results(
+                        call, {**scope_of(call), "torch": torch, "reference": function, **given}
+                    )
             except Exception:  # noqa: BLE001 - another way to call it may work
                 continue
             found = [(tuple(t.shape), t.dtype) for t in result]

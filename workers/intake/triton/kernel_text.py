@@ -20,7 +20,7 @@ import triton.language as tl
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS, BUILTINS, DECLARATIONS, VALUE_ATTRIBUTES
 from tilewright.workers.intake.source.load import MissingName
-from tilewright.workers.intake.source.names import closure_of, line_map, located, object_of, public
+from tilewright.workers.intake.source.names import closure_of, line_map, object_of, placed_expression, public
 from tilewright.workers.intake.source.traced_numbers import number_text, plain
 from tilewright.workers.intake.triton import dead_branches, inline_assembly
 from tilewright.workers.intake.triton.scalar_reads import Head, with_heads
@@ -225,7 +225,7 @@ class _Transform(ast.NodeTransformer):
         if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
             node.value.attr = "dtype"
         if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
-            return located(self._library(node.attr, node.lineno), node)
+            return placed_expression(self._library(node.attr, node.lineno), node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)
         node.value = self.visit(node.value)
@@ -235,7 +235,7 @@ class _Transform(ast.NodeTransformer):
         text = self._text(value, name, getattr(node, "lineno", 0))
         if text is None:
             return node
-        return located(text, node)
+        return placed_expression(text, node)
 
     def _text(self, value: Any, name: str, line: int) -> str | None:
         """How the module says a global value; None: as it is."""

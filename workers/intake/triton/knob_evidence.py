@@ -17,7 +17,7 @@ from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
-from tilewright.workers.intake.judge.reference import asked
+from tilewright.workers.intake.judge.reference import reference_results
 from tilewright.workers.intake.operator import Result
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
@@ -304,7 +304,7 @@ def product_work(seed: Seed) -> dict[str, int]:
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
-                asked(seed.reference.call, scope)
+                reference_results(seed.reference.call, scope)
             total = counter.get_total_flops()
             found[label_of(dims)] = total and min(total, _own_work(seed, dims) or total)
         except Exception:  # noqa: BLE001 - a reference that wants data

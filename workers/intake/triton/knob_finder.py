@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, between, values_around
+from tilewright.workers.intake.source.knobs import STAGES, WARPS, Knob, powers_between, values_around
 from tilewright.workers.intake.source.traced_numbers import Number, Traced
 from tilewright.workers.intake.triton.kernel_module import Origin
 from tilewright.workers.intake.triton.kernel_text import definition
@@ -96,7 +96,7 @@ class KnobFinder:
         if any(knob.atom == atom for knob in self.knobs.values()):
             return
         configured = _configured(launch, key, default)
-        values = tuple(sorted({default, *configured, *between(default, configured)}))
+        values = tuple(sorted({default, *configured, *powers_between(default, configured)}))
         source = f"autotune configurations of {launch.kernel.fn.__name__}"
         certain = len(set(configured)) > 1  # else its authors never chose between values
         self._add(Knob(self._knob_name(key, launch), default, values, source, atom, certain, configured))

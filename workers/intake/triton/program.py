@@ -23,7 +23,7 @@ from tilewright.fitness.targets import load_target
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import GIVEN, Call, ObjectArgument, parse, python_value
 from tilewright.workers.intake.calls.call_values import value_text
-from tilewright.workers.intake.calls.kept_values import held, with_values
+from tilewright.workers.intake.calls.kept_values import ways_to_draw, with_values
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import (
     Answer,
@@ -326,7 +326,7 @@ def _drawn_or_given(
 ) -> tuple[Seed, list[CheckedShape] | str]:
     """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
     drawn ones will not do; else why not of the first way."""
-    ways, first = held(site.operands), ""
+    ways, first = ways_to_draw(site.operands), ""
     within = dimensions.within_sizes(site.operands, site.dims[0])
     for way in (ways[0], *([within] if within != ways[0] else []), *ways[1:]):
         site.operands = way

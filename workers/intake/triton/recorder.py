@@ -15,7 +15,7 @@ from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.judge.reference import flat
 from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.source.load import forget
-from tilewright.workers.intake.texts import stored
+from tilewright.workers.intake.texts import stored_text
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
@@ -291,7 +291,7 @@ class Recording(TorchFunctionMode):
             with self:
                 self._assigned(args[0], getattr(torch.Tensor, plain)(*args, **options), name)
             return args[0]
-        made = _put_together(stored("same_as").get(name, name), args, options, result)
+        made = _put_together(stored_text("same_as").get(name, name), args, options, result)
         if made is not None and isinstance(args[0], torch.Tensor) and self._var(args[0]) is not None:
             with self, contextlib.suppress(KeyError, TypeError):  # another power or option
                 found = made(*args, **options)

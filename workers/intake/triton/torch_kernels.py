@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.texts import stored
+from tilewright.workers.intake.texts import stored_text
 from tilewright.workers.intake.triton.trace import Trace, Var, Work
 
 KINDS = ("unary", "binary", "ternary")
@@ -31,8 +31,8 @@ REDUCTIONS = frozenset(_START)
 
 def known(name: str) -> bool:
     """Whether a kernel of ours can do it."""
-    plain = stored("same_as").get(name, name).removesuffix("_")  # also in place
-    return plain in {*REDUCTIONS, *COMPOSED} or any(plain in stored(kind) for kind in KINDS)
+    plain = stored_text("same_as").get(name, name).removesuffix("_")  # also in place
+    return plain in {*REDUCTIONS, *COMPOSED} or any(plain in stored_text(kind) for kind in KINDS)
 
 
 # -- elementwise ---------------------------------------------------------------------------------------
@@ -302,11 +302,13 @@ class TorchKernels:
         self, name: str, values: Sequence[Any], options: Mapping[str, Any], result: Any, line: int
     ) -> Var | None:
         """The result of torch's function ``name`` of Vars and numbers; None where no kernel says it."""
-        plain = stored("same_as").get(name, name)
+        plain = stored_text("same_as").get(name, name)
         if plain in REDUCTIONS:
             return self._reduced(plain, values, options, result, line)
         function = plain.removesuffix("_")
-        expression = stored(KINDS[len(values) - 1]).get(function) if 0 < len(values) <= len(KINDS) else None
+        expression = (
+            stored_text(KINDS[len(values) - 1]).get(function) if 0 < len(values) <= len(KINDS) else None
+        )
         if expression is None or options or not all(isinstance(v, Var | int | float) for v in values):
             return None
         target = values[0] if plain.endswith("_") else self._make(result, self._shape(values, result))

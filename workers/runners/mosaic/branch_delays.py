@@ -17,7 +17,7 @@ from tilewright.workers.runners.mosaic import ir as read
 _BUNDLES = 3
 
 
-def delayed(serialized: bytes) -> bytes:
+def with_delays(serialized: bytes) -> bytes:
     """The exported module with delays in its kernels' conditional blocks. Raises ``mosaic_ir.ModuleError``."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.parse(serialized)

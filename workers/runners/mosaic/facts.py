@@ -55,10 +55,10 @@ def module_facts(serialized: bytes, bound: Bound | None = None) -> dict[str, Any
     ``bound`` is the same module with known operands bound, where there are any.
     """
     with mlir.make_ir_context():
-        given = read.inlined(serialized)
+        given = read.inlined_module(serialized)
         arguments = read.main_function(given).regions[0].blocks[0].arguments
         unused = [number for number, value in enumerate(arguments) if not _reaches_kernel(value, set())]
-        module = read.inlined(bound.folded if bound else serialized)
+        module = read.inlined_module(bound.folded if bound else serialized)
         main = read.main_function(module)
         calls = list(_kernel_calls(main))
         facts = {

@@ -31,7 +31,7 @@ def parse(serialized: bytes) -> Any:
         raise ModuleError(f"not an exported module: {str(error)[:200]}") from error
 
 
-def inlined(serialized: bytes) -> Any:
+def inlined_module(serialized: bytes) -> Any:
     """The module in these bytes, calls of its own functions inlined, in the current context. Raises ModuleError."""
     module = parse(serialized)
     functions = {function_name(op): op for op in module.body.operations}

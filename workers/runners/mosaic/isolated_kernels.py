@@ -47,7 +47,7 @@ def strides_twice(array: Sequence[int], block: Sequence[int]) -> int | None:
 def isolated_kernels(serialized: bytes) -> IsolatedKernels:
     """Every kernel of an exported module on operands of its own. Raises ``mosaic_ir.ModuleError``."""
     with mlir.make_ir_context(), ir.Location.unknown():
-        module = read.inlined(serialized)
+        module = read.inlined_module(serialized)
         calls = [op for op in read.walk(read.main_function(module)) if read.is_kernel(op)]
         if not calls:
             raise read.ModuleError("no Pallas kernel in the module")
@@ -81,7 +81,7 @@ def restated(serialized: bytes) -> IsolatedKernels | None:
     if not alone.restated:
         return None
     with mlir.make_ir_context():
-        main = read.main_function(read.inlined(serialized))
+        main = read.main_function(read.inlined_module(serialized))
         names = {read.name_of(op) for op in read.walk(main) if not read.is_kernel(op)}
     return alone if names <= _FREE else None
 

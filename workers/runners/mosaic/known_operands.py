@@ -58,7 +58,7 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
     if not known and not constants:
         return Bound(serialized, serialized, _simplify_scalars(serialized), ())
     with mlir.make_ir_context(), ir.Location.unknown():
-        module = read.inlined(serialized)
+        module = read.inlined_module(serialized)
         _fold(module, known)
         for call in _calls(read.main_function(module)):
             _state_grid(call, known)

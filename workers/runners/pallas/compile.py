@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.mosaic.branch_delays import delayed
+from tilewright.workers.runners.mosaic.branch_delays import with_delays
 from tilewright.workers.runners.mosaic.facts import module_facts
 from tilewright.workers.runners.mosaic.isolated_kernels import IsolatedKernels, isolated_kernels, restated
 from tilewright.workers.runners.mosaic.known_operands import bind
@@ -52,7 +52,7 @@ def run(job: Frame, answer: Answer) -> None:
                 continue
             module = modules[workload["id"]]
             if job.data["delays"]:
-                module = delayed(module)
+                module = with_delays(module)
             alone = isolated_kernels(module) if job.data["alone"] else restated(module)
             compiled = _compile(workload, module, alone, description.devices[0])
             memory = compiled.memory_analysis()

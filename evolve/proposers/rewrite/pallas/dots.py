@@ -13,11 +13,11 @@ from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.accumulation import (
     Accumulate,
-    absorbed,
+    absorbed_statements,
     accumulates,
     dot_of,
     dots,
-    expanded,
+    expanded_sum,
     factors,
     scaled_dot,
 )
@@ -47,7 +47,7 @@ class _Chunk(CallRule[Accumulate]):
     def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
         kernel = view.kernel
         for item in accumulates(view):
-            value = expanded(view, item)
+            value = expanded_sum(view, item)
             if item.is_whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
                 yield f"{self.word} chunks of the dot added to {_text(item.target)}", item
 
@@ -64,14 +64,14 @@ class _Chunk(CallRule[Accumulate]):
         names = {w: kernel.fresh(w) for w in ("start", "extent", "chunk_of")}
         names["numpy"] = edit.ensure_import("jax.numpy", "jnp")
         self._helper(edit, view, names["chunk_of"])
-        value = expanded(view, item)
+        value = expanded_sum(view, item)
         dot = dots(kernel, value)[0]
         side = dot.lhs if self.axis == 0 else dot.rhs
         along = self.axis if self.axis == 0 or not dot.transposed else 0
         piece = self._piece(kernel, value, along, size, names)
         extent = f"{names['extent']} = {_text(side)}.shape[{along}]"
         edit.replace_statement(item.statement, self._loop(item, piece, extent, size, names))
-        for statement in absorbed(view, item):
+        for statement in absorbed_statements(view, item):
             edit.remove(statement)
         return True
 
@@ -159,7 +159,7 @@ class ScaleBeforeDot(CallRule[Accumulate]):
 
     def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
         for item in accumulates(view):
-            split, loop = scaled_dot(view.kernel, expanded(view, item)), item.loop
+            split, loop = scaled_dot(view.kernel, expanded_sum(view, item)), item.loop
             if split is None or not split[1] or split[0].transposed or loop is None or not item.is_whole:
                 continue
             name = item.ref or _text(item.target)
@@ -171,7 +171,7 @@ class ScaleBeforeDot(CallRule[Accumulate]):
                 yield f"scale the operands of the dots added to {_text(item.target)}", item
 
     def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> None:
-        split, kernel = scaled_dot(view.kernel, expanded(view, item)), view.kernel
+        split, kernel = scaled_dot(view.kernel, expanded_sum(view, item)), view.kernel
         assert split is not None and item.loop is not None
         numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
         left, right, part = map(kernel.fresh, ("left", "right", "part"))
@@ -189,7 +189,7 @@ class ScaleBeforeDot(CallRule[Accumulate]):
             f"{left} = {numpy}.concatenate({left}, axis=1)\n{right} = {numpy}.concatenate({right}, axis=0)\n"
             f"{target} = {target} + {numpy}.dot({left}, {right}, preferred_element_type={numpy}.float32)",
         )
-        for statement in absorbed(view, item):
+        for statement in absorbed_statements(view, item):
             edit.remove(statement)
 
 
@@ -223,13 +223,13 @@ class ReassociateScale(CallRule[Accumulate]):
     def find(self, view: PallasCall) -> Iterator[tuple[str, Accumulate]]:
         kernel = view.kernel
         for item in accumulates(view):
-            split = scaled_dot(kernel, expanded(view, item))
+            split = scaled_dot(kernel, expanded_sum(view, item))
             if split and len(split[1]) >= 2:
                 yield f"another order of the scales on {_text(item.target)}", item
 
     def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> bool:
         kernel = view.kernel
-        value = expanded(view, item)
+        value = expanded_sum(view, item)
         split = scaled_dot(kernel, value)
         if split is None:
             return False
@@ -239,6 +239,6 @@ class ReassociateScale(CallRule[Accumulate]):
         grouped = f"{_text(dot.node)} * ({' * '.join(names)})"
         flat = isinstance(value, cst.BinaryOperation) and len(list(factors(value.right))) == 1
         edit.replace(item.value, grouped if flat else chained)
-        for statement in absorbed(view, item):
+        for statement in absorbed_statements(view, item):
             edit.remove(statement)
         return True

@@ -92,7 +92,7 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
             edit.before(view.body[first], f"{fill}\n{start}")
             turns = (f"{ids[axis]} {at} 0)(lambda: {step}({at == '=='}))" for at in ("==", "!="))
             calls = [f"{view.pallas}.when({turn}" for turn in turns]
-            edit.transform(view.function.body, partial(_within, name=step, calls="\n".join(calls)))
+            edit.transform(view.function.body, partial(_with_rest_inside, name=step, calls="\n".join(calls)))
         take_from(edit, chain, places)
         for sequential in {axis, *inner}:
             view.make_sequential(edit, sequential)
@@ -113,7 +113,7 @@ def _scope_start(view: PallasCall, first: int) -> int:
     return first
 
 
-def _within(block: cst.IndentedBlock, name: str, calls: str) -> cst.IndentedBlock:
+def _with_rest_inside(block: cst.IndentedBlock, name: str, calls: str) -> cst.IndentedBlock:
     """The function ``name`` gets the statements after it as well, and its calls follow."""
     body = list(block.body)
     (place,) = (i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef) and s.name.value == name)
@@ -212,17 +212,17 @@ def _plain_indices(view: PallasCall, axis: int) -> bool:
 def whole_extent(view: PallasCall, extent: cst.BaseExpression, steps: cst.BaseExpression) -> str:
     """Text of extent times steps; ``K`` when steps is ``K // extent`` or ``cdiv(K, extent)``."""
     kernel = view.kernel
-    whole = _divided(kernel, kernel.code(extent), resolve(kernel, steps))
+    whole = _dividend(kernel, kernel.code(extent), resolve(kernel, steps))
     if whole is not None:
         return whole
     if isinstance(extent, cst.BinaryOperation) and isinstance(extent.operator, cst.FloorDivide):
-        whole = _divided(kernel, kernel.code(extent.left), resolve(kernel, steps))
+        whole = _dividend(kernel, kernel.code(extent.left), resolve(kernel, steps))
         if whole is not None:
             return f"{whole} // {kernel.code(extent.right)}"
     return f"({kernel.code(extent)}) * ({kernel.code(steps)})"
 
 
-def _divided(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> str | None:
+def _dividend(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> str | None:
     """K of ``K // extent`` and of ``cdiv(K, extent)``."""
     if isinstance(steps, cst.BinaryOperation) and isinstance(steps.operator, cst.FloorDivide):
         left, right = steps.left, steps.right

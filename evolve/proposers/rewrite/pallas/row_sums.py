@@ -65,7 +65,7 @@ def _row_sums(view: PallasCall) -> dict[str, Sums]:
     products = [d for d in dots(kernel, view.function) if isinstance(d.node, cst.Call) and not d.transposed]
     for call, name in kernel.calls(view.function):
         column = _column(kernel, call) if name == _SUM and call.args else None
-        weights = _widened(kernel, call.args[0].value) if column is not None else None
+        weights = _without_cast(kernel, call.args[0].value) if column is not None else None
         if column is None or weights is None:
             continue
         block = kernel.parents[kernel.statement(call)]
@@ -93,7 +93,7 @@ def _column(kernel: KernelSource, call: cst.Call) -> cst.BaseExpression | None:
     return None
 
 
-def _widened(kernel: KernelSource, node: cst.BaseExpression) -> str | None:
+def _without_cast(kernel: KernelSource, node: cst.BaseExpression) -> str | None:
     """x of ``x`` and of ``x.astype(float32)``."""
     name = _operand_name(kernel, node)
     if isinstance(node, cst.Call) and kernel.qualified(node.args[0].value) != "jax.numpy.float32":

@@ -24,7 +24,7 @@ _MAXIMA = ("jax.numpy.max", "jax.numpy.amax")
 _POWERS = ("jax.numpy.exp", "jax.numpy.exp2", "jax.lax.exp", "jax.lax.exp2")
 
 
-def expanded(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
+def expanded_text(kernel: KernelSource, text: str, block: cst.CSTNode) -> str | None:
     """``text`` in names that ``block`` (a function or a loop) does not bind; None where a name is bound oddly."""
     holder = block if isinstance(block, cst.FunctionDef) else kernel.enclosing(block, cst.FunctionDef)
     assert holder is not None
@@ -91,7 +91,7 @@ def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[st
     ]  # fmt: skip
     if len(here) != 1 or any(isinstance(n, cst.Continue | cst.Break | cst.Return) for n in walk(loop.body)):
         return None
-    empty = expanded(kernel, here[0].empty, loop)
+    empty = expanded_text(kernel, here[0].empty, loop)
     target = {n.value for n in walk(loop.target) if isinstance(n, cst.Name)}
     if empty is None or not target & reads_of(empty) or not _softmax_step(view, loop, here[0]):
         return None

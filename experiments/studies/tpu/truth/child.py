@@ -110,7 +110,7 @@ def dots(module: bytes) -> int:
 
     total = 0
     with mlir.make_ir_context(), ir.Location.unknown():
-        whole = read.inlined(module)
+        whole = read.inlined_module(module)
         for op in read.walk(read.main_function(whole)):
             if read.name_of(op) == "stablehlo.dot_general":
                 numbers: Any = stablehlo.DotDimensionNumbers(op.operation.attributes["dot_dimension_numbers"])

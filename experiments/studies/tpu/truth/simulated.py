@@ -26,7 +26,7 @@ from tilewright.fitness.chips import CHIPS, Chip
 from tilewright.fitness.tpu import simulation
 from tilewright.fitness.tpu.events import Events, Kind, read_events
 from tilewright.fitness.tpu.llo import (
-    Executed,
+    ExecutedWork,
     ParseError,
     opcodes_of,
     read_profile,
@@ -196,7 +196,9 @@ def _bare(name: str, kinds: Sequence[Kind], sizes: Sequence[int], cycles: int) -
 def _followed(operations: Sequence[Operation], products: int | None, chip: Chip) -> str:
     """Why the simulation is not of the kernels' work; empty where it is."""
     kernels = [op for op in operations if op.kernel]
-    done = sum(simulation.mxu_flops(Executed(opcodes=Counter(op.opcodes)), chip) * op.count for op in kernels)
+    done = sum(
+        simulation.mxu_flops(ExecutedWork(opcodes=Counter(op.opcodes)), chip) * op.count for op in kernels
+    )
     if products is not None and done < products:
         return f"the simulator did {done / products:.3f} of the kernels' products: it cannot follow their scalar code"
     return ""

@@ -124,7 +124,7 @@ def accumulates(view: PallasCall) -> list[Accumulate]:
         if statement in guarded:
             continue
         item = accumulate_of(view, statement)
-        if item and dots(kernel, expanded(view, item)):
+        if item and dots(kernel, expanded_sum(view, item)):
             found.append(item)
     return found
 
@@ -164,7 +164,7 @@ def local_value(
     return (places[0], found[1]) if found and len(found[0]) == 1 else None
 
 
-def expanded(view: PallasCall, item: Accumulate) -> cst.BaseExpression:
+def expanded_sum(view: PallasCall, item: Accumulate) -> cst.BaseExpression:
     """The accumulated expression with names bound to a dot replaced by that dot's expression."""
     table: dict[cst.CSTNode, cst.BaseExpression] = {}
     for node in walk(item.value):
@@ -178,8 +178,8 @@ def expanded(view: PallasCall, item: Accumulate) -> cst.BaseExpression:
     return item.value.visit(_Inline(table))  # type: ignore[return-value]
 
 
-def absorbed(view: PallasCall, item: Accumulate) -> list[cst.CSTNode]:
-    """Statements that ``expanded`` makes unnecessary: their name is read by this accumulation only."""
+def absorbed_statements(view: PallasCall, item: Accumulate) -> list[cst.CSTNode]:
+    """Statements that ``expanded_sum`` makes unnecessary: their name is read by this accumulation only."""
     gone = []
     for node in walk(item.value):
         if isinstance(node, cst.Name) and (found := local_value(view, node.value, item.statement)):
