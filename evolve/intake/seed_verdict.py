@@ -85,6 +85,8 @@ def seed_failure(
                 return str(error)
             if evaluation.verdict is Verdict.OK:
                 return ""
+            if evaluation.verdict is Verdict.RESOURCE_ERROR and _with_less(answer, evaluation.reason):
+                continue
             failed = [reading for reading in evaluation.gates if not reading.passed]
             plain = [reading for reading in failed if not _removable(answer, reading)]
             before, settled = copy.deepcopy(answer["results"]), False
@@ -214,6 +216,18 @@ def _shrink_inputs(answer: MutableMapping[str, Any], failed: GateReading) -> boo
     answer["operands"] = list(map(operand_row, made))
     answer["notes"] = [*answer["notes"], note]
     return True
+
+
+def _with_less(answer: MutableMapping[str, Any], why: str) -> bool:
+    """Whether the seed begins with smaller blocks now, which its own space has, since its own need too much memory."""
+    own, space = answer["defaults"], answer["space"]
+    less = {name: max([v for v in space[name] if v < own[name]], default=own[name]) for name in own}
+    answer["source"] = re.sub(r"(?ms)^DEFAULTS = \{.*?\}", f"DEFAULTS = {less!r}", answer["source"], count=1)
+    answer["defaults"] = less
+    begins = "the search begins with "
+    notes = [note for note in answer["notes"] if not note.startswith(begins)]
+    answer["notes"] = [*notes, f"{begins}{less}, smaller than the function's own values: {why}"]
+    return bool(less != own)
 
 
 def _evaluation(

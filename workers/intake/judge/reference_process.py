@@ -45,6 +45,7 @@ def main() -> None:
     """Answer questions until there are no more."""
     send = sender(os.dup(1))
     os.dup2(2, 1)
+    sys.path.append(os.getcwd())
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     believed: set[str] = set()
     reader = FrameReader(LIMIT)
