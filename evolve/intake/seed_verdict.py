@@ -23,6 +23,7 @@ from tilewright.fitness.gates import failure
 from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import forget
 from tilewright.seeds.operator import Gate
+from tilewright.seeds.sampled import TABLE_KINDS
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice, device_for
@@ -197,6 +198,11 @@ def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target:
         "one way" in failed.detail or row[6]
     ):
         row[6] = turned  # it turns codes by its own divisions, and others may turn twice as many
+    elif kind in TABLE_KINDS and kind not in answer.get("lost_tables", ()):
+        answer["lost_tables"] = (*answer.get("lost_tables", ()), kind)
+        note = (
+            f"timed calls have no inputs of kind {kind}: the original kernel fails on them on {target.name}"
+        )
     else:
         return False
     answer["notes"] = [*dict.fromkeys([*answer["notes"], note])]

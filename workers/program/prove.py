@@ -188,7 +188,8 @@ class Proof:
         )
         for label, (first, *_) in self.parts.items():
             self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
-        order = list(dict.fromkeys(self.arms.values()))
+        # those that are most often left out come last, so that what was added before them still counts
+        order = sorted(dict.fromkeys(self.arms.values()), key=lambda arm: arm in ("kernels", PINNED))
         added = {
             arm: self._installation(*(label for label, of in self.arms.items() if of in order[n:]))
             for n, arm in enumerate(order, 1)
@@ -346,10 +347,12 @@ class Proof:
                 return why, True
         late = len(before["losses"]) - 1
         while late and trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
-            ends = [self._trajectory(None, late + 1, nudged=n, since=late)["noted"] for n in (False, True)]
-            if _decibels(*ends) > ROOM_DB:
-                ours_late = self._trajectory(self._installation(self.fp8), late + 1, since=late)["noted"]
-                if why := gradient_fault(*ends, ours_late):
+            first, bits = (
+                self._trajectory(None, late + 1, nudged=n, since=late)["noted"] for n in (False, True)
+            )
+            if _decibels(first, bits) > ROOM_DB:
+                last = self._trajectory(self._installation(self.fp8), late + 1, since=late)["noted"]
+                if why := gradient_fault(first, bits, last):
                     return f"in step {late + 1} {why}", False
                 break
             late //= 2  # what a last bit throws elsewhere is nearer to itself in an earlier step
