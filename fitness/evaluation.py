@@ -46,7 +46,7 @@ class Reached(StrEnum):
     DEVICE = "on the device"
     TRACE = "from traced data"
     INTERPRETER = "by Triton's interpreter alone"
-    """The kernel's Python ran beside its inputs, and no device has run the kernel: nothing is promoted by that."""
+    """The kernel's Python ran in one process with its inputs, and no device ran it; nothing is promoted by that."""
 
 
 UNIT_SLUGS = {"TFLOP/s": "tflops", "GB/s": "gbytes", "passes": "passes"}
@@ -54,12 +54,11 @@ UNIT_SLUGS = {"TFLOP/s": "tflops", "GB/s": "gbytes", "passes": "passes"}
 
 
 class WorkloadFigures(BaseModel):
-    """Figures of one workload on one target. ``seconds`` per call; ``tflops`` in 1e12 operations per second.
+    """Figures of one workload on one target: ``seconds`` of a call, ``tflops`` in 1e12 operations per second.
 
-    ``gbytes``, 1e9 compulsory bytes per second, is there for operators that memory bounds: they are ranked by it.
-    ``diagnosis`` holds whatever explains the time (cycles, spills, unit busy fractions ...),
-    keyed by names documented by the time model that produced them. ``model_version`` is that model's, of a modelled
-    figure: figures of different versions are not comparable (see ``comparable``).
+    ``gbytes``, in 1e9 compulsory bytes per second, is set for operators bound by memory and ranks them. ``diagnosis``
+    explains the time (cycles, spills, busy units and so on) under names that the time model documents.
+    ``model_version`` is that of the time model; figures of different versions do not compare.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -76,34 +75,35 @@ class WorkloadFigures(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_the_first_model(cls, data: Any) -> Any:
-        """Records of before the time model had versions are of its first."""
+        """Give records that are older than the time model's versions the first one."""
         if isinstance(data, dict) and data.get("kind") == "modelled" and data.get("model_version") is None:
             return {**data, "model_version": 1}
         return data
 
     @property
     def seconds_interval(self) -> tuple[float, float]:
-        """Where a real device's time would lie, of a modelled figure that says so; else the time itself, twice."""
+        """Low and high end of a real device's time, if a modelled figure has them; else the time itself, twice."""
         ends = (self.diagnosis.get(end, self.seconds) for end in ("seconds_low", "seconds_high"))
         low, high = map(float, ends)
         return low, high
 
     @property
     def rate(self) -> float:
-        """What the workload is ranked by, in ``unit``."""
+        """The figure that ranks the workload, in ``unit``."""
         return self.tflops if self.gbytes is None else self.gbytes
 
     @property
     def unit(self) -> str:
-        """Of ``rate``."""
+        """The unit of ``rate``."""
         return "TFLOP/s" if self.gbytes is None else "GB/s"
 
 
 class GateReading(BaseModel):
-    """One gate on one input kind. ``value``: dB for SNR, mismatches for bits, share of equal elements for agreement.
+    """The reading of one gate on one kind of inputs. ``value``: dB of an SNR, mismatches of bits, or the share of equal
+    elements.
 
-    ``bar``: the share that was needed, where the inputs decide it. ``detail``: what is wrong with single elements of an
-    output whose value is high enough.
+    ``bar``: the share that was needed, if the inputs decide it. ``detail``: the fault of single elements in an output
+    whose ``value`` is high enough.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -115,26 +115,15 @@ class GateReading(BaseModel):
     bar: float | None = None
     detail: str = ""
     workload: str = ""
-    """Shape it was read on; empty in records of before it was noted."""
+    """Id of the shape; empty in older records."""
     sampled: bool = False
-    """Read on some rows and columns of the shape, not on all of it."""
+    """Whether only some rows and columns were read."""
     artefact: str = ""
-    """Hash of what ran on the inputs, where that is data (TPU targets); figures have the one that was timed."""
+    """Hash of the traced kernel that ran on the inputs (TPU targets); figures have that of the timed one."""
 
 
 class Evaluation(BaseModel):
-    """The cascade's answer. ``fitness`` (see ``unit``) exists only for verdict ``ok``.
-
-    ``interval``: of a measured fitness its 95 % interval; of a modelled one where a real TPU's would lie, 90 %
-    (``fitness.tpu.time_model``). ``projected`` is what the first workloads of an outpaced candidate say of its fitness:
-    for models of the search, never compared with a fitness. ``descriptors`` place the candidate in the archive.
-    ``artefact`` is the hash of what was compiled: equal artefacts are duplicates. ``reason`` is one line for any
-    verdict but ``ok``. ``spent`` are seconds by what took them: each stage (wall clock), ``device`` (held by this
-    candidate) and ``cpu`` (of the worker and its children). ``reached`` says what ran on the gates' inputs, where that
-    was got to; None in records of before it was noted. ``drawn``: ids of shapes by lot on which a finalist passed the
-    gates (``workers.cascade.drawn_shapes``); ``outside``: those where it does not compile, or the operator's own kernel
-    is wrong, too.
-    """
+    """The cascade's answer for one genome. Records of older versions lack the fields that came later."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -142,37 +131,52 @@ class Evaluation(BaseModel):
     target: str
     suite: str
     stage: Stage
+    """The last stage that ran."""
     verdict: Verdict
     reason: str = ""
+    """One line for any verdict but ``ok``."""
     fitness: float | None = None
+    """In ``unit``; only with the verdict ``ok``."""
     interval: tuple[float, float] | None = None
+    """Of a measured fitness the 95 % interval; of a modelled one the 90 % interval of a real TPU's
+    (``fitness.tpu.time_model``)."""
     workloads: tuple[WorkloadFigures, ...] = ()
     gates: tuple[GateReading, ...] = ()
     projected: float | None = None
+    """Fitness that the first workloads of an outpaced candidate suggest: for the search's models, never compared with a
+    fitness."""
     descriptors: dict[str, str] = Field(default_factory=dict)
+    """The candidate's cell in the archive."""
     compiled: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Facts of the compiled code by kernel (``fitness.isa.KernelIsa.data``)."""
     artefact: str | None = None
+    """Hash of what was compiled: equal artefacts are duplicates."""
     toolchain: dict[str, str] = Field(default_factory=dict)
     log: str = ""
     wall_seconds: float = 0.0
     spent: dict[str, float] = Field(default_factory=dict)
+    """Seconds of each stage (wall clock), of the ``device`` while this candidate held it, and of ``cpu`` (worker and
+    children)."""
     worker: str = ""
     reached: Reached | None = None
+    """What ran the candidate on the gates' inputs, if anything did."""
     drawn: tuple[str, ...] = ()
+    """Ids of the randomly drawn shapes on which a finalist passed the gates (``workers.cascade.drawn_shapes``)."""
     outside: tuple[str, ...] = ()
+    """Ids of the drawn shapes where it does not compile, or where the operator's own kernel is wrong as well."""
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong: not with the repetition of another candidate, nor with one that lost a race."""
+        """Whether the verdict is a fault; a duplicate and a candidate that lost a race are none."""
         return self.verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.OUTPACED)
 
     @property
     def model_version(self) -> int | None:
-        """Version of the time model that the fitness is of; None of what is not modelled."""
+        """Version of the time model behind the fitness; None if it is not modelled."""
         return self.workloads[0].model_version if self.workloads else None
 
     def even_with(self, other: Evaluation) -> bool:
-        """Whether what tells two modelled fitnesses apart is less than the model's own error."""
+        """Whether two modelled fitnesses differ by less than the model's own error."""
         if (
             self.fitness is None
             or other.fitness is None
@@ -187,12 +191,12 @@ class Evaluation(BaseModel):
 
     @property
     def unit(self) -> str:
-        """Of ``fitness``: the geometric mean of the workloads' rates, or 1 for what only compiles."""
+        """The unit of ``fitness``: the geometric mean of the workloads' rates, or 1 if the target only compiles."""
         return self.workloads[0].unit if self.workloads else "passes"
 
     @property
     def believed(self) -> float | None:
-        """What a model of the search may learn: the fitness, or what was projected of it. Nothing is chosen by it."""
+        """Fitness, else the projected one, for a model of the search to learn from; no choice uses it."""
         return self.projected if self.fitness is None else self.fitness
 
     @model_validator(mode="after")

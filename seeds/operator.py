@@ -81,37 +81,38 @@ class Suite:
 
 @dataclass(frozen=True)
 class SnrGate:
-    """``10 log10(|ref|^2 / |ref - out|^2) >= min_db`` in dB, in float64.
+    """A signal-to-noise bar for float outputs: ``10 log10(|ref|^2 / |ref - out|^2) >= min_db`` dB, in float64.
 
-    ``reference`` names one of the references that ``Operator.oracle`` returns. Single elements are judged as well
-    (``fitness.elements``): none may be off, beside rounding, by more than the share ``worst`` of the reference's root
-    mean square around it. None: what sums in float32 explain if the bar is 40 dB or more, else no bound. A recipe that
-    rounds within, where another order of operations turns a rounding, states its own. ``counted`` names a reference of
-    bool arrays over leading axes of the outputs: what they leave out may be anything. All counts without one.
-    ``usual`` names a reference of how large each element usually is, from the operands: the root of the sum of its
-    squared products. Where there is none that is guessed from the elements around it. ``zero``: the share of the same
-    kind as ``worst`` below which an element may be a zero; None: what sums in float32 explain. ``slack`` names a
-    reference of what the contract leaves to each element beside rounding and sums, in absolute terms: then no share is
-    allowed, and errors may not lean towards the answer or away from it; where it is nothing, each is one
-    rounding. ``turned`` names one of the mean square that the contract leaves to each element where roundings within
-    turn: noise that ``min_db`` does not count. ``rare``: the share of elements that may be off by more than sums
-    explain, up to ``worst``, where a rounding within turns now and then; None: all. ``lean``: the share of a last place
-    by which errors of a 16-bit output may go one way; None: any. ``short``: products that a matrix unit of 14 bits
-    may add up by the contract; more than 128 of one sign lose noticeably.
+    Single elements are judged as well (``fitness.elements``). Fields that name a reference name one of those that
+    ``Operator.oracle`` returns.
     """
 
     name: str
     reference: str
+    """Name of the exact answers."""
     min_db: float
     worst: float | None = None
+    """Largest error of one element, beside rounding, over the root mean square of the reference around it. None: what
+    sums in float32 explain if ``min_db`` is 40 or more, else no limit. A recipe that rounds on the way, so that another
+    order of operations rounds differently, states its own."""
     counted: str | None = None
+    """Name of bool arrays over leading axes of the outputs: elements at False may be anything. None: all are judged."""
     usual: str | None = None
+    """Name of each element's usual size: the root of the sum of its squared products. None: guessed from neighbours."""
     zero: float | None = None
+    """Share, as in ``worst``, below which an element may be zero instead. None: what sums in float32 explain."""
     slack: str | None = None
+    """Name of each element's allowed absolute error beside rounding and sums. With it ``worst`` is not used, errors
+    must not lean towards or away from the answer, and where it is 0 an element is off by one rounding at most."""
     turned: str | None = None
+    """Name of each element's mean square noise from roundings on the way; ``min_db`` does not count that noise."""
     rare: float | None = None
+    """Share of elements that may be off by more than sums explain, up to ``worst``. None: all may."""
     lean: float | None = None
+    """Mean error in one direction that a 16-bit output may have, in units of its last place. None: any."""
     short: int = 0
+    """Number of FP8 products that a matrix unit with 14-bit sums may add up by the contract; beyond 128 of one sign the
+    loss is noticeable."""
 
 
 @dataclass(frozen=True)
@@ -125,28 +126,31 @@ class BitExactGate:
 
 @dataclass(frozen=True)
 class AgreementGate:
-    """At least the share ``least`` of the elements of every named output have the reference's bits.
+    """A bar for outputs that are codes rounded from sums: a share ``least`` of the elements has the reference's bits.
 
-    For results that are rounded from sums: another order of addition may turn a rounding, which is rare. ``counted``
-    names a reference of bool arrays over leading axes of the outputs: what they leave out may be anything. All counts
-    without one. ``allowance`` names a reference of scalars: the share of each output's elements that may differ beside
-    1 - ``least``, because the inputs at hand are sums that some target's accumulator does not hold exactly. An element
-    that differs is the next code, up or down, or as near as sums of such inputs explain (``fitness.elements``).
-    ``scaled`` pairs outputs of codes with those of their exponents (e8m0, equal blocks of the last axis), for elements
-    are compared as the values they stand for. Those that differ do so up and down, unless the gate ``leans``: the
-    operator's own kernel rounds near ties one way. ``either`` names a reference whose bits are as good: the same in
-    fewer places, where what float64 finds just beside a tie may be one.
+    Another order of addition changes a rounding now and then. An element that differs is the next code up or down, or
+    as near as sums of such inputs explain (``fitness.elements``), and the differences go up as often as down. Fields
+    that name a reference name one of those that ``Operator.oracle`` returns.
     """
 
     name: str
     reference: str
+    """Name of the exact codes."""
     outputs: tuple[str, ...]
+    """Outputs that the gate judges, each by itself."""
     least: float
     counted: str = ""
+    """As in ``SnrGate``; empty: all elements are judged."""
     allowance: str = ""
+    """Name of one number for each output: a further share that may differ, since the inputs at hand make sums that some
+    target's accumulator does not hold exactly."""
     scaled: tuple[tuple[str, str], ...] = ()
+    """Pairs of an output of codes and the output of its e8m0 exponents (equal blocks of the last axis): their elements
+    are compared as the values they stand for."""
     leans: bool = False
+    """Whether all differences may go one way, as those of the operator's own kernel near ties do."""
     either: str = ""
+    """Name of codes that are as good: in less precision, where float64 decides a tie that others do not see."""
 
 
 Gate = SnrGate | BitExactGate | AgreementGate
@@ -217,21 +221,20 @@ class Operator(Protocol):
 
 @runtime_checkable
 class HasContract(Protocol):
-    """An operator's addition when its module's docstring does not say what it computes."""
+    """An optional part of an operator whose module's docstring does not say what it computes."""
 
     @property
     def contract(self) -> str:
-        """What a kernel is given and must return, for whoever writes one; empty where it does not know."""
+        """Inputs and results of a kernel in words, for the author of one; empty if unknown."""
         ...
 
 
 @runtime_checkable
 class KnownOperands(Protocol):
-    """An operator's addition when the time of its kernels depends on the values of small integer operands.
+    """An optional part of an operator: values of small integer operands that decide how long its kernels run.
 
-    A kernel over ragged groups runs as long as the group sizes say. The time model needs them before the run, and the
-    operator, never a candidate, says what they are: the distribution a workload stands for. The gates are passed on
-    whatever ``make_inputs`` draws.
+    A kernel over ragged groups takes as long as the group sizes say, and the time model needs these before the run.
+    They come from the operator, never from a candidate. The gates use what ``make_inputs`` draws instead.
     """
 
     def known(self, workload: Workload) -> Arrays:
@@ -241,8 +244,8 @@ class KnownOperands(Protocol):
 
 @runtime_checkable
 class BesideKernels(Protocol):
-    """An operator's addition when the function it was taken from computes something beside its kernels, as a wrapper
-    that scales or sums its operands does. Candidates may do such work there, too; its time counts."""
+    """An optional part of an operator whose original function computes something around its kernels, such as a wrapper
+    that scales or sums its operands. Candidates may do the same there; its time counts."""
 
     @property
     def beside(self) -> frozenset[str]:
@@ -252,7 +255,7 @@ class BesideKernels(Protocol):
 
 @runtime_checkable
 class LaneWork(Protocol):
-    """An operator's addition when units other than the matrix units may bound it: what they do at least."""
+    """An optional part of an operator that units other than the matrix units may bound: their least work."""
 
     def lane_work(self, workload: Workload) -> Mapping[str, float]:
         """Element operations in float32 that no schedule avoids, by unit (``valu``, ``eup``: see ``Chip.slots``)."""

@@ -31,18 +31,20 @@ def normal_table(deviation: float) -> np.ndarray:
 
 
 TABLE_KINDS = ("signed", "repeated", "outliers", "zeros", "faint", "huge")
-"""Kinds of operands that are drawn from tables, beside the distribution that kernels are timed on."""
+"""Kinds of operands drawn from tables, in addition to the distribution that kernels are timed on."""
 
 _FAR = 20
-"""Powers of two that ``faint`` and ``huge`` values are away from usual ones; less in a type of few exponents."""
+"""``faint`` and ``huge`` values are 2^-20 and 2^20 times usual ones; 2^±4 in float16."""
 
 
 def kind_tables(tables: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    """The tables of a kind; "" leaves them as they are. Integers and packed codes stay, and sizes of 8-bit floats.
+    """The tables changed for one kind; "" changes none. Integers and packed codes stay, and so does the size of 8-bit
+    floats.
 
-    ``signed``: all of one sign. ``repeated``: four distinct values. ``outliers``: of the first operand that can hold
-    them one value of 1024 is 64 times larger, of scales 8 times: where two met, a sum would be a matter of rounding.
-    ``zeros``: three of eight values of what has two signs. ``faint``, ``huge``: all by a power of two.
+    ``signed``: all values get one sign. ``repeated``: four distinct values. ``outliers``: one value in 1024 of the
+    first float operand is 64 times larger (8 times without negative values, as of scales); in one operand alone, since
+    where two outliers met rounding would decide the sum. ``zeros``: three of eight values are 0 where both signs occur.
+    ``faint``, ``huge``: all values by a power of two.
     """
     made, first = dict(tables), True
     for name, table in tables.items() if kind else ():
@@ -83,7 +85,7 @@ def places(index: Any, key: int) -> Any:
 
 @dataclass(frozen=True)
 class Elements:
-    """Any elements of the operands of one workload, made again on the host."""
+    """Elements of one workload's operands, recomputed on the host."""
 
     seed: int
     workload: str
@@ -91,7 +93,7 @@ class Elements:
     tables: Mapping[str, np.ndarray]
 
     def at(self, operand: str, *axes: np.ndarray) -> np.ndarray:
-        """The elements where these indices along each axis cross."""
+        """The operand's elements at the crossings of these indices, one array for each axis."""
         index = np.zeros((), dtype=np.int64)
         for size, along in zip(self.shapes[operand], np.ix_(*axes), strict=True):
             index = index * size + along.astype(np.int64)
@@ -102,7 +104,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Sample:
-    """Where outputs are looked at (indices along each axis, by output), and what must be there, by reference."""
+    """Elements of outputs to compare: indices along each axis by output, and the right values by reference."""
 
     where: Mapping[str, Sequence[np.ndarray]]
     references: Mapping[str, Arrays]
@@ -110,18 +112,18 @@ class Sample:
 
 @runtime_checkable
 class Sampled(Protocol):
-    """An operator's addition when its workloads are too big for ``make_inputs`` and ``oracle``."""
+    """An optional part of an operator whose workloads are too big for ``make_inputs`` and ``oracle``."""
 
     def inputs(self, workload: Workload, variant: str | None = None) -> Sequence[TensorSpec]:
         """As the operator's."""
         ...
 
     def tables(self) -> Mapping[str, np.ndarray]:
-        """Operand to the 65536 values it is drawn from, distributed like real data (rates depend on it)."""
+        """By operand, the 65536 values it is drawn from, distributed like real data, since rates depend on it."""
         ...
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
-        """Rows and columns of the outputs chosen by ``rng``, the same for all values, with their exact values."""
+        """Rows and columns of the outputs, chosen by ``rng`` and not by values, with the exact answers there."""
         ...
 
 
@@ -132,7 +134,7 @@ def sampling(
     tables: Mapping[str, np.ndarray],
     elements: Callable[..., Any] = Elements,
 ) -> Sample:
-    """The sample of a shape's answers for operands of ``seed``. ``elements``: who makes operands, and where."""
+    """The sample of a shape for operands of ``seed``. ``elements``: makes the operands' elements, here or elsewhere."""
     shapes = {spec.name: tuple(spec.shape) for spec in operator.inputs(workload)}
     rng = np.random.default_rng([seed, sum(workload.id.encode())])
     return operator.sample(workload, elements(seed, workload.id, shapes, tables), rng)
@@ -140,36 +142,36 @@ def sampling(
 
 @runtime_checkable
 class TableKinds(Protocol):
-    """A sampled operator's addition when kernels of it do not bear all of ``TABLE_KINDS``."""
+    """An optional part of a sampled operator whose kernels do not pass on all of ``TABLE_KINDS``."""
 
     @property
     def table_kinds(self) -> Sequence[str]:
-        """Those that they bear."""
+        """The kinds on which they do."""
         ...
 
 
 @runtime_checkable
 class Heavy(Protocol):
-    """A sampled operator's addition when even a sample of its answers is much work for a processor."""
+    """An optional part of a sampled operator if even a sample of its answers is much work for a processor."""
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
-        """What a process with a device is told to make the sample of a shape, as JSON; None where that is soon done."""
+        """Request to a process with a device for the sample of a shape, as JSON; None if the host computes it soon."""
         ...
 
 
 @runtime_checkable
 class OracleAt(Protocol):
-    """An operator's addition when single elements of its answers cost less than all of them."""
+    """An optional part of an operator that can compute some elements of its answers alone."""
 
     def oracle_at(
         self, workload: Workload, inputs: Arrays, where: Mapping[str, Sequence[np.ndarray]]
     ) -> dict[str, Arrays]:
-        """What ``oracle`` says where these indices along each axis of an output cross."""
+        """Answers of ``oracle`` at the crossings of these indices (``where``: by output, an array for each axis)."""
         ...
 
 
 WINDOW = 64
-"""Neighbouring indices that are looked at together: some tiles of ``fitness.elements``."""
+"""Neighbouring indices that are compared together: some tiles of ``fitness.elements``."""
 
 
 def windows(
@@ -177,7 +179,7 @@ def windows(
 ) -> dict[str, tuple[np.ndarray, ...]]:
     """Indices along each axis of each output: its last ``WINDOW``, and ``most`` more of as many somewhere in it.
 
-    They lie at the same parts of an axis in every output, so that what one block holds of several is looked at.
+    They lie at the same parts of an axis in every output, so that outputs of one block are compared together.
     """
     parts = rng.random((8, most))
     found = {}
@@ -196,7 +198,7 @@ def windows(
 def crossing(
     references: Mapping[str, Arrays], where: Mapping[str, Sequence[np.ndarray]]
 ) -> dict[str, Arrays]:
-    """References where the indices of their output cross; those of fewer axes, along the leading ones."""
+    """References at the crossings of these indices; arrays of fewer axes are cut along their leading ones."""
     return {
         name: {
             output: array[np.ix_(*where[output][: array.ndim])] if array.ndim else array
@@ -216,5 +218,5 @@ def spread_picks(size: int, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def members(blocks: np.ndarray, size: int) -> np.ndarray:
-    """The indices that blocks of so many hold, block by block."""
+    """The indices within these blocks of ``size`` indices, block by block."""
     return (blocks[:, None] * size + np.arange(size)).reshape(-1)

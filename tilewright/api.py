@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -438,15 +438,14 @@ def tune(
     from tilewright.evolve.intake import child
     from tilewright.evolve.intake.child import default_target
 
-    if isinstance(function, Captured):
-        return _tune_captured(function, reference, calls, budget, target, out, overwrite, home, overrides)
-    if target is None:
+    if target is None and not isinstance(function, Captured):
         code = None if isinstance(function, str) else getattr(inspect.unwrap(function), "__code__", None)
         target = default_target(function if isinstance(function, str) else getattr(code, "co_filename", ""))
+    options = _Tuning(reference, calls, budget or Budget(), target, out, overwrite, home, overrides)
+    if isinstance(function, Captured):
+        return options.tune_captured(function)
     with child.started_intake(target) as intake:
-        return _tune_function(
-            function, reference, calls, budget or Budget(), target, out, overwrite, home, overrides, intake
-        )
+        return options.tune_function(function, intake)
 
 
 class TunedFunctions(Mapping[str, "Tuned"]):
@@ -474,101 +473,106 @@ class TunedFunctions(Mapping[str, "Tuned"]):
         return len(self._tuned)
 
 
-def _tune_captured(
-    captured: Captured, reference: Callable[..., Any] | str | None, calls: Sequence[Any], budget: Budget | None,
-    target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
-    overrides: Mapping[str, Any],
-) -> TunedFunctions:  # fmt: skip
-    """One function after the other. Raises UserError where none can be tuned."""
-    from tilewright.evolve.intake import child
-    from tilewright.workers.intake.calls.dimensions import as_the_first
+@dataclass(frozen=True)
+class _Tuning:
+    """The options of ``tune``, which has the same names for them."""
 
-    names = {id(found): name for name, found in captured.functions.items()}
-    every = captured.sorted()
-    if reference is not None and len(every) > 1:
-        raise UserError(
-            f"tune: one reference is for one function, and {len(every)} were captured; leave it out."
-        )
-    tuned: dict[str, Tuned] = {}
-    refused: dict[str, str] = {}
-    for found in every:
-        name = names[id(found)]
-        kept = as_the_first([call.text for call in found.kept])
-        alike = [call for call, known in zip(found.kept, kept, strict=True) if known]
-        if len(alike) < len(found.kept):
-            found.notes.append(f"{name}: calls with other plain values than the first's go to the original")
-        for note in found.notes:
-            _print_note(note)
-        where = None if out is None else Path(out) / name.replace(".", "_") if len(every) > 1 else Path(out)
-        with child.started_intake(target) as intake:
-            try:
-                tuned[name] = _tune_function(
-                    found.function, reference, calls or alike, budget or Budget(), target, where, overwrite, home,
-                    overrides, intake,
-                )  # fmt: skip
-            except UserError as error:
-                if len(every) == 1:
-                    raise
-                refused[name] = str(error)
-                _print_note(str(error))
-    if not tuned:
-        raise UserError(
-            f"tune: none of {len(every)} captured functions can be tuned: {next(iter(refused.values()))}"
-        )
-    return TunedFunctions(tuned, refused)
+    reference: Callable[..., Any] | str | None
+    calls: Sequence[Any]
+    budget: Budget
+    target: str | None
+    out: str | Path | None
+    overwrite: bool
+    home: str | Path | None
+    overrides: Mapping[str, Any]
 
+    def tune_captured(self, captured: Captured) -> TunedFunctions:
+        """Tune the captured functions one after the other. Raises UserError if none can be tuned."""
+        from tilewright.evolve.intake import child
+        from tilewright.workers.intake.calls.dimensions import as_the_first
 
-def _tune_function(
-    function: Callable[..., Any] | str, reference: Callable[..., Any] | str | None, calls: Sequence[Any],
-    budget: Budget, target: str | None, out: str | Path | None, overwrite: bool, home: str | Path | None,
-    overrides: Mapping[str, Any], process: Intake,
-) -> Tuned:  # fmt: skip
-    from tilewright.evolve.intake import tune as intake
-    from tilewright.evolve.intake import winner
-    from tilewright.workers.intake.judge.self_reference import SELF
+        names = {id(found): name for name, found in captured.functions.items()}
+        every = captured.sorted()
+        if self.reference is not None and len(every) > 1:
+            raise UserError(
+                f"tune: one reference is for one function, and {len(every)} were captured; leave it out."
+            )
+        tuned: dict[str, Tuned] = {}
+        refused: dict[str, str] = {}
+        for found in every:
+            name = names[id(found)]
+            kept = as_the_first([call.text for call in found.kept])
+            alike = [call for call, known in zip(found.kept, kept, strict=True) if known]
+            if len(alike) < len(found.kept):
+                found.notes.append(
+                    f"{name}: calls with other plain values than the first's go to the original"
+                )
+            for note in found.notes:
+                _print_note(note)
+            out = self.out
+            if out is not None and len(every) > 1:
+                out = Path(out) / name.replace(".", "_")
+            with child.started_intake(self.target) as intake:
+                try:
+                    options = replace(self, calls=self.calls or alike, out=out)
+                    tuned[name] = options.tune_function(found.function, intake)
+                except UserError as error:
+                    if len(every) == 1:
+                        raise
+                    refused[name] = str(error)
+                    _print_note(str(error))
+        if not tuned:
+            raise UserError(
+                f"tune: none of {len(every)} captured functions can be tuned: {next(iter(refused.values()))}"
+            )
+        return TunedFunctions(tuned, refused)
 
-    original = None if isinstance(function, str) else function
-    path, name = intake.parse_place(function) if isinstance(function, str) else winner.place_of(function)
-    if name is None:
-        raise UserError(f"{function!r} names no function; write FILE.py:function.")
-    if not calls:
-        raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
-    judge = SELF if reference is None else intake.resolve_reference(winner.reference_text(reference))
-    with tempfile.TemporaryDirectory(prefix="tilewright-calls-") as kept:
-        texts, values = _texts_and_values(calls, Path(kept))
-        request = intake.Request(path, name, judge, texts, values)
-        return _run_tuning(request, original, budget, target, out, overwrite, home, overrides, process)
+    def tune_function(self, function: Callable[..., Any] | str, process: Intake) -> Tuned:
+        """Tune one function, which ``process`` reads in. Raises UserError."""
+        from tilewright.evolve.intake import tune as intake
+        from tilewright.evolve.intake import winner
+        from tilewright.workers.intake.judge.self_reference import SELF
 
+        path, name = intake.parse_place(function) if isinstance(function, str) else winner.place_of(function)
+        if name is None:
+            raise UserError(f"{function!r} names no function; write FILE.py:function.")
+        if not self.calls:
+            raise UserError("tune: calls is empty; give at least one, such as [(x,)].")
+        judge = SELF
+        if self.reference is not None:
+            judge = intake.resolve_reference(winner.reference_text(self.reference))
+        with tempfile.TemporaryDirectory(prefix="tilewright-calls-") as kept:
+            texts, values = _texts_and_values(self.calls, Path(kept))
+            request = intake.Request(path, name, judge, texts, values)
+            campaign, module = self._run(request, process)
+        return winner.Tuned(campaign, None if isinstance(function, str) else function, module, request.name)
 
-def _changes(budget: Budget, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the campaign's file with dots; what ``overrides`` say counts more than the budget."""
-    limits = {"budget.evaluations": budget.evaluations, "budget.wall_seconds": budget.seconds}
-    return {**limits, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Keys of the campaign's file with dots; ``overrides`` count more than the budget."""
+        limits = {"budget.evaluations": self.budget.evaluations, "budget.wall_seconds": self.budget.seconds}
+        return {**limits, **{key.replace("__", "."): value for key, value in self.overrides.items()}}
 
+    def _run(self, request: Request, process: Intake) -> tuple[RecordedCampaign, Path]:
+        """Run the campaign of a function that is read in; the campaign, and the file of its winner."""
+        from tilewright.evolve.intake import child
+        from tilewright.evolve.intake import tune as intake
+        from tilewright.evolve.intake.seed_verdict import run_judged
+        from tilewright.evolve.record.home import home_folder
+        from tilewright.workers.device.warm_device import device_for
 
-def _run_tuning(
-    request: Request, original: Callable[..., Any] | None, budget: Budget, target: str | None,
-    out: str | Path | None, overwrite: bool, home: str | Path | None, overrides: Mapping[str, Any], process: Intake,
-) -> Tuned:  # fmt: skip
-    from tilewright.evolve.intake import child, winner
-    from tilewright.evolve.intake import tune as intake
-    from tilewright.evolve.intake.seed_verdict import run_judged
-    from tilewright.evolve.record.home import home_folder
-    from tilewright.workers.device.warm_device import device_for
-
-    where = intake.output_folder(request.name, request.name, None if out is None else Path(out), overwrite)
-    chosen = intake.target_named(target)
-    changes = _changes(budget, overrides)
-    intake.config_of(request, chosen, where, changes)
-    folder = home_folder(None if home is None else str(home))
-    with child.started_trial(chosen) as trial:
-        with device_for(chosen) as device:
-            answer = intake.prepare(request, chosen, where, _print_note, process, changes)
-            config = intake.config_of(request, chosen, where, changes)
-            outcome = run_judged(config, folder, request, answer, chosen, where, device, _print_note)
-        campaign = open_campaign(outcome.campaign, home=home)
-        module = intake.export(campaign, request, answer, where, chosen, trial)
-    return winner.Tuned(campaign, original, module, request.name)
+        out = None if self.out is None else Path(self.out)
+        where = intake.output_folder(request.name, request.name, out, self.overwrite)
+        target = intake.target_named(self.target)
+        intake.config_of(request, target, where, self.changes)
+        folder = home_folder(None if self.home is None else str(self.home))
+        with child.started_trial(target) as trial:
+            with device_for(target) as device:
+                answer = intake.prepare(request, target, where, _print_note, process, self.changes)
+                config = intake.config_of(request, target, where, self.changes)
+                outcome = run_judged(config, folder, request, answer, target, where, device, _print_note)
+            campaign = open_campaign(outcome.campaign, home=self.home)
+            return campaign, intake.export(campaign, request, answer, where, target, trial)
 
 
 def _print_note(line: str) -> None:

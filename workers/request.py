@@ -1,4 +1,4 @@
-"""One evaluation under way: its operands and the oracle's answers, what is asked, and what the stages have found.
+"""One evaluation in progress: its inputs and the oracle's answers, the request, and the findings of its stages.
 
 The answers stay in the parent and never reach a child.
 """
@@ -26,18 +26,18 @@ from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.run_once import ChildLimits
 
 Where = Mapping[str, Sequence[np.ndarray]]
-"""By output, indices along each of its axes: the elements where they cross."""
+"""By output, indices along each of its axes; they stand for the elements at their crossings."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRIES = 5
-"""(shape, seed, kind) triples kept, those used last: of one evaluation and of the shapes that a new best answers on
-beside them, since a campaign reuses a seed for a few in a row."""
+"""(shape, seed, kind) triples that are kept: those of one evaluation and of the further shapes of a new best, since a
+campaign uses a seed for a few candidates in a row."""
 
 
 class Latest(Generic[K, V]):
-    """The latest values by key. Several threads make each once, and who wants another does not wait for it."""
+    """A cache of the latest values by key, for several threads: each value is made once, and other keys do not wait."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -58,7 +58,7 @@ class Latest(Generic[K, V]):
 
 
 class Truth:
-    """Makes inputs and references of one operator, and keeps the latest; for several threads makes them once."""
+    """A cache of one operator's inputs and references, for several threads."""
 
     def __init__(self, operator: Operator, most: int = ENTRIES) -> None:
         self._operator = operator
@@ -71,20 +71,20 @@ class Truth:
         return self._inputs.of(key, lambda: self._operator.make_inputs(workload, seed, kind))
 
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
-        """What the oracle says to these inputs."""
+        """The oracle's answers to these inputs."""
         key = (workload.id, seed, kind)
         return self._references.of(
             key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind))
         )
 
     def prepare(self, wanted: Sequence[tuple[Workload, int, str]]) -> None:
-        """Make references, at once where processes beside this one do (``TakenOperator.answered_apart``)."""
+        """Compute references ahead, in parallel if other processes do it (``TakenOperator.answered_apart``)."""
         apart = getattr(self._operator, "answered_apart", False)
         with ThreadPoolExecutor(max(1, len(wanted)) if apart else 1) as threads:
             list(threads.map(self.references, *zip(*wanted, strict=True)))
 
     def references_at(self, workload: Workload, seed: int, kind: str, where: Where) -> dict[str, Arrays]:
-        """The same at some places of the outputs; of all of them only where the operator knows no better."""
+        """The answers at some elements of the outputs; all are computed unless the operator has ``oracle_at``."""
         inputs = self.inputs(workload, seed, kind)
         if isinstance(self._operator, OracleAt):
             return self._operator.oracle_at(workload, inputs, where)
@@ -105,9 +105,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an evaluation stops: a verdict with a one-line reason. ``stage`` overrides the stage that said so.
+    """The end of an evaluation: a verdict with a one-line reason. ``stage`` overrides the stage that returned it.
 
-    ``entry`` is the kernel to blame where several ran side by side.
+    ``entry``: id of the faulty kernel if several ran side by side.
     """
 
     verdict: Verdict
@@ -119,7 +119,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRequest:
-    """Shapes of an operator to time kernels on. ``final``: at the wall clocks of a finalist."""
+    """Shapes of an operator to time kernels on. ``final``: with the time limits of a finalist."""
 
     operator: Operator
     truth: Truth
@@ -132,21 +132,21 @@ class TimingRequest:
 
     @property
     def time_factor(self) -> float:
-        """By which the wall clocks of it are longer than the limits say."""
+        """Factor on the time limits."""
         return self.limits.final_factor if self.final else 1.0
 
     def inputs(self, workload: Workload) -> tuple[TensorSpec, ...]:
-        """Operands of this kernel: the operator's, or those of the baseline's variant."""
+        """Specs of this kernel's operands: the operator's, or those of the baseline's variant."""
         return self.operator.inputs(workload, self.baseline.inputs if self.baseline else None)
 
     def compulsory_bytes(self, workload: Workload) -> int:
-        """Bytes that must move: the operator's, or fewer where a baseline's own operands are smaller."""
+        """Compulsory bytes: the operator's, or fewer if a baseline's operands are smaller."""
         specs = (*self.inputs(workload), *self.operator.outputs(workload))
         tensors = sum(math.prod(spec.shape) * dtype_named(spec.dtype).itemsize for spec in specs)
         return min(self.operator.bytes(workload), tensors)
 
     def fixed_operands(self, workload: Workload) -> dict[str, list[int]]:
-        """Values of operands that are part of the timed workload, by the operand's number in call order."""
+        """Integer operands whose values are part of the timed workload, by the operand's number in call order."""
         if not isinstance(self.operator, KnownOperands):
             return {}
         values = self.operator.known(workload)
@@ -154,7 +154,7 @@ class TimingRequest:
         return {str(names.index(name)): [int(n) for n in array.reshape(-1)] for name, array in values.items()}
 
     def described(self, workload: Workload) -> dict[str, Any]:
-        """A workload for a child: its id and its operands' and results' names, shapes and dtypes."""
+        """JSON of a workload for a child: its id, and name, shape and dtype of operands and results."""
         return {
             "id": workload.id,
             "inputs": [_tensor(spec) for spec in self.inputs(workload)],
@@ -168,9 +168,9 @@ def _never(artefact: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRequest(TimingRequest):
-    """A kernel at a point of its space: to be compiled for shapes that are timed, and for those that are ``checked``.
+    """A kernel at a point of its space, to be compiled for the timed shapes and for the ``checked`` ones.
 
-    ``is_known`` names the genome that compiled to an artefact before.
+    ``is_known``: names the earlier genome that compiled to an artefact, or None.
     """
 
     source: str
@@ -181,30 +181,31 @@ class KernelRequest(TimingRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Request(KernelRequest):
-    """A genome to evaluate, and how. ``measured`` are timed, ``checked`` pass the gates; ``folder`` is scratch space.
+    """A genome to evaluate: ``measured`` shapes are timed, ``checked`` ones pass the gates; ``folder`` is scratch
+    space.
 
-    ``thorough`` is set for a finalist: every kind of inputs on every checked shape. On ``large_checks``, among
-    ``checked``, two kinds have to do otherwise. A fitness over ``best`` is checked harder. With a ``race``, only
-    contenders are timed on all of ``measured``. ``only``: ids of the shapes that may run; None: all of the suite's.
+    ``thorough``: every kind of inputs on every checked shape, as for a finalist; otherwise ``large_checks``, a part of
+    ``checked``, get two kinds. A fitness over ``best`` is checked harder. With a ``race``, only contenders are timed on
+    all of ``measured``. ``only``: ids of the shapes that may run; None: all of the suite's.
     """
 
     folder: Path
     large_checks: tuple[Workload, ...] = ()
     sampled: Mapping[str, Where] = field(default_factory=dict)
-    """By the id of a shape among ``checked``, where its outputs are looked at; the others are computed whole."""
+    """By the id of a checked shape, the elements of its outputs to compare; of other shapes all are."""
     whole_axes: frozenset[str] = frozenset()
-    """Those that run all steps of a kernel's grid along axes that are not declared parallel."""
+    """Ids of checked shapes that run all grid steps along axes that are not declared parallel."""
     every_kind: frozenset[str] = frozenset()
-    """Those that meet all kinds of inputs where others meet some."""
+    """Ids of checked shapes that get all kinds of inputs."""
     unmeasured: tuple[Workload, ...] = ()
-    """Shapes of the suite that the kernel is to be right on as well, and legal for."""
+    """Other shapes of the suite that the kernel must be legal for and right on."""
     thorough: bool = False
     genome: str = ""
     best: float = 0.0
     race: Race | None = None
     only: frozenset[str] | None = None
     within: tuple[str, ...] = ()
-    """Constraints that shapes by lot keep to beside the kernel's own."""
+    """Constraints on randomly drawn shapes, in addition to the kernel's own."""
     launcher: Launcher = field(default_factory=Spawn)
 
 
@@ -214,15 +215,15 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 @dataclass
 class Findings:
-    """Findings of the stages, added one by one."""
+    """The stages' findings; each stage adds its own."""
 
     traced: dict[str, Frame] = field(default_factory=dict)
-    """Per workload what the candidate's Python traced to, as it wrote it."""
+    """By workload, what the candidate's Python traced to."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Per workload the hash of what was traced: of what is interpreted, and of what is compiled."""
+    """By workload, the hash of the traced kernel, which is interpreted and compiled."""
     modules: dict[str, bytes] = field(default_factory=dict)
     plans: dict[str, bytes] = field(default_factory=dict)
-    """By workload, what a device launches: see ``library.plans``."""
+    """By workload, the launch plan for a device (``library.plans``)."""
 
     conventions: dict[str, int] = field(default_factory=dict)
     claimed: dict[str, str] = field(default_factory=dict)
@@ -232,13 +233,13 @@ class Findings:
     figures: list[WorkloadFigures] = field(default_factory=list)
     projected: float | None = None
     compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per kernel, what its code says: see ``fitness.isa.KernelIsa.data``."""
+    """By kernel, the facts of its code (``fitness.isa.KernelIsa.data``)."""
 
     crowned: bool = False
-    """Confirmed faster than the champion."""
+    """Whether it was confirmed as faster than the champion."""
 
     paired: bool = False
-    """The figures are the champion's, multiplied by what came of a meeting with it."""
+    """Whether the figures are the champion's times the paired ratio of a comparison with it."""
 
     drawn: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
@@ -247,7 +248,7 @@ class Findings:
     artefact: str | None = None
     logs: list[str] = field(default_factory=list)
     device_seconds: float = 0.0
-    """That a device was held."""
+    """Seconds for which it held the device."""
 
     device_cpu_seconds: float = 0.0
     """CPU time of the device's child meanwhile."""
@@ -264,18 +265,18 @@ class StageStep(Protocol):
     stage: Stage
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Add to ``found``, or say why the evaluation ends here."""
+        """Add to ``found``; return a Failure if the evaluation ends here."""
         ...
 
 
 def artefact_hash(fingerprints: Mapping[str, str]) -> str:
-    """Identity of what was compiled for a set of workloads: 16 hex digits."""
+    """Hash of the code compiled for a set of workloads: 16 hex digits."""
     text = "\n".join(f"{name} {value}" for name, value in sorted(fingerprints.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
-    """The failure of what was compiled before."""
+    """The failure ``duplicate`` if an earlier genome compiled to this artefact, else None."""
     earlier = request.is_known(artefact) if artefact is not None else None
     if earlier is None:
         return None
@@ -283,6 +284,7 @@ def duplicate(request: KernelRequest, artefact: str | None) -> Failure | None:
 
 
 def one_line(text: str) -> str:
-    """Text as a verdict's reason: one line, cut, and nothing in it that a terminal would obey: a candidate wrote it."""
+    """Text as a verdict's reason: one line of at most 600 characters without control sequences; a candidate wrote
+    it."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return line if len(line) <= 600 else line[:597] + "..."

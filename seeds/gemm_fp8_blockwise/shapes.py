@@ -81,8 +81,9 @@ def gemm_suites() -> Mapping[str, Suite]:
     check = (_gemm("check/tails", 200, 384, 640), _gemm("check/even", 512, 512, 1024))
     decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
     ragged = (_gemm("check/ragged", 37, 320, 640), _gemm("check/one", 1, 576, 1152))
-    some = serving((128, 256, 512), (*SERVING_WEIGHTS, *OTHER_WEIGHTS))
-    others = {"few-rows": serving((1, 16, 64)), "serving": serving()}
+    ten = (*SERVING_WEIGHTS, *OTHER_WEIGHTS)
+    some, tens = serving((128, 256, 512), ten), serving((32, 48, 64), ten)
+    others = {"few-rows": serving((1, 16, 64)), "tens-of-rows": tens, "serving": serving()}
     return MappingProxyType(
         {
             **_suites(check, tuple, decode=decode, **{"some-rows": some}),
@@ -177,6 +178,7 @@ FP8_SMALL: tuple[Mapping[str, object], ...] = (
     _tile(2, 160, 5),
     _tile(2, 192, 5),
     _tile(1, 64, 13),
+    _tile(1, 96, 10),
 )
 """Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""
 

@@ -52,12 +52,8 @@ def plan(code=CODE, **changes):
 def test_a_launch_becomes_a_plan_with_a_block_of_two_dimensions():
     made = plan(scratch={"work": ("float32", (4, 8))}, defines={"UNUSED": 3})
     (launch,) = made.steps
-    assert (launch.symbol, launch.grid, launch.warps, launch.threads) == (
-        "product",
-        (12, 25, 1),
-        8,
-        (32, 8, 1),
-    )
+    assert (launch.symbol, launch.grid, launch.warps) == ("product", (12, 25, 1), 8)
+    assert launch.threads == (32, 8, 1)
     assert made.buffers == (M * N * 2, 128) and launch.arguments[4] == Pointer(4, 0)
     again = Plan.from_bytes(made.to_bytes())
     assert again.digest == made.digest and again.steps == made.steps
@@ -73,11 +69,8 @@ def test_another_shape_takes_the_code_of_one_that_was_compiled(monkeypatch):
     module = {"CUDA": CODE, "launch": space["launch"]}
     first = plan()
     pack = plan_shelf.Pack(plan_shelf.packed({("k", (M, N, K)): first}, first.toolchain), "pack")
-    inputs = (
-        Tensor("a_q", "float8_e4m3fn", (M + 7, K)),
-        Tensor("a_s", "float32", (K // 128, M + 7)),
-        *INPUTS[2:],
-    )
+    a_q, a_s = Tensor("a_q", "float8_e4m3fn", (M + 7, K)), Tensor("a_s", "float32", (K // 128, M + 7))
+    inputs = (a_q, a_s, *INPUTS[2:])
     outputs = (Tensor("c", "bfloat16", (M + 7, N)),)
     monkeypatch.setattr(cuda_record.nvrtc, "compiled", lambda *_: pytest.fail("compiled again"))
     other = cuda_record.record(module, PARAMS, inputs, outputs, 90, pack.compiled)
@@ -119,10 +112,8 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
 )  # fmt: skip
 def test_what_is_no_launch_is_refused_in_a_sentence(changes, error, message):
     if changes.get("block") == (32, 4, 1):
-        changes = {
-            **changes,
-            "code": CODE.replace("__launch_bounds__(TX * TY)", "__block_size__((256, 1, 1))"),
-        }
+        code = CODE.replace("__launch_bounds__(TX * TY)", "__block_size__((256, 1, 1))")
+        changes = {**changes, "code": code}
     with pytest.raises(error, match=message):
         plan(**changes)
 

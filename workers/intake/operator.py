@@ -1,8 +1,9 @@
-"""An operator that was taken in: its judge is a function that somebody wrote for clarity and not for speed.
+"""The operator of a user's function: candidates are compared with a reference written for clarity, not for speed.
 
-``operator.py`` of a taken-in folder makes one of these. The reference runs in float64 (float32 where it cannot). Of a
-large shape a sample of the answer is looked at: the reference is given that part of the axes it treats element by
-element, and where this is still much work, a process of its own runs it on the device (``workers.device.oracle``).
+``operator.py`` in the folder that ``tilewright tune`` writes makes one. The reference runs in float64, or in float32 if
+it cannot. Of a large shape only a sample of the answer is compared: the reference gets a part of the axes that it
+treats element by element. If that is still much work, a process of its own runs it on the device
+(``workers.device.oracle``).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
 NARROW = "in float32"
-"""Name of the codes that a reference finds there."""
+"""Name of the reference's codes when it runs in float32."""
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
@@ -49,75 +50,79 @@ _BORNE: Mapping[str, frozenset[str]] = {
     "zeros": frozenset(["far", "spread"]),
     **{name: frozenset(f"{name}-{power}" for power in powers) for name, powers in EXTREME.items()},
 }
-"""By a kind of tables, the kinds of small inputs of which one shows that a kernel bears it; else that of its name."""
+"""By kind of tables, the kinds of small inputs: a kernel that passes one of them is given such tables. A kind that is
+not listed needs the small inputs of its own name."""
 
 SAMPLED = 48
-"""Places along each independent axis that are looked at in a large answer."""
+"""Indices along each independent axis at which a large answer is compared."""
 
 LOOKED = 1 << 18
-"""Elements of one large result that are looked at, about; axes that the reference needs whole are thinned to that."""
+"""Elements of one large result that are compared, about; axes that the reference needs whole are thinned to that."""
 
 HEAVY_ELEMENTS, HEAVY_WORK = 1 << 22, 1 << 31
-"""Elements of operands, and operations of products, above which a sample's answer is left to a device."""
+"""Elements of operands, and FLOP of products, above which the device computes a sample's answer."""
 
 PRODUCT_OPERATIONS = 16
-"""Operations of products for each byte moved, below which memory is what a device spends its time on."""
+"""FLOP of products for each byte moved, below which memory bounds the operator."""
 
 LEAST_CODES = 0.995
-"""Share of codes, fp8 or a quantiser's integers, that must be the reference's: sums in another order turn roundings."""
+"""Share of codes (fp8, or a quantiser's integers) that must equal the reference's: another order of sums changes
+roundings."""
 
 LEAN = 2.0**-3
-"""Share of a last place by which 16-bit floats may be off one way: half of it where they are cut and not rounded."""
+"""Mean error in one direction that 16-bit floats may have, in last places; truncation makes one half."""
 
 MOST_KNOWN = 1 << 12
-"""Most values of an operand of integers that a modelled time depends on."""
+"""Most elements of an integer operand that a modelled time may depend on."""
 
 LARGE = 1 << 20
-"""Elements above which operands are made on the device and the answer is sampled."""
+"""Elements of operands above which the device makes them and the answer is sampled."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """``shape``: sizes or names of dimensions. ``below``: exclusive bound of integers, a number or a dimension;
-    ``total``: what they add up to, likewise (group sizes). ``size``: standard deviation of floats. ``form``: "offsets"
-    are where parts begin, from 0 to ``total``, none more than ``longest`` apart; of "distinct" no two are alike; rows
-    of "softmax" add up to 1; "given" has the caller's own values alone. ``least``, ``most``: where values end; floats
-    with a ``least`` alone are of its side. ``values``: the file of the caller's own (see ``calls.kept_values``).
-
-    ``edge``: what it may hold out of the ordinary: ``-inf``, the number of a label that is ignored, ``rows`` of bools
-    that are all of one value, ``none`` for parts of a total that are of very different size, nothing among them.
-    """
+    """An argument of the user's function: a tensor, and how inputs for it are drawn (``judge.inputs.draws``)."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    """Sizes, or texts over the call's dimensions."""
     below: int | str = 0
+    """Exclusive bound of integers, a number or a dimension; 0: the call names none."""
     total: int | str = 0
+    """Sum of the integers, likewise, as of group sizes."""
     size: float = 1.0
+    """Standard deviation of floats."""
     form: str = ""
+    """"offsets": where parts begin, from 0 to ``total``, at most ``longest`` apart. "distinct": no two are equal.
+    "softmax": rows add up to 1. "given": the caller's own values alone."""
     longest: int = 0
     edge: str = ""
+    """An extraordinary value: ``-inf``; the label that is ignored; ``rows`` of bools that are all equal; ``none`` for
+    parts of a total of very different sizes, some of them empty."""
     least: float | None = None
     most: float | None = None
+    """Bounds of the values; floats with a ``least`` alone lie on its side."""
     values: str = ""
+    """File of the caller's own values (``calls.kept_values``)."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
 
 
 def operand_row(operand: Operand) -> list[Any]:
-    """An operand as a child tells it: its fields, in their order."""
+    """An operand as JSON: its fields in their order."""
     row = [getattr(operand, field.name) for field in dataclasses.fields(operand)]
     return [list(value) if isinstance(value, tuple) else value for value in row]
 
 
 SMALLER = 1 / 8
-"""Of floats that a call says nothing of, where the kernel's answers to ordinary ones are no numbers: a recurrence over
-hundreds of steps, or an inverse, grows beyond what a type holds."""
+"""Standard deviation of floats without a bound in the call, if the kernel's answers to normal values are not finite: a
+recurrence over hundreds of steps, or an inverse, outgrows its type."""
 
 
 def with_smaller(operands: Sequence[Operand]) -> tuple[list[Operand], str]:
-    """The operands with such floats ``SMALLER``, and what to say of them; empty where there are none."""
+    """The operands with such floats at ``SMALLER``, and a note for the user; the note is empty if there are none."""
     usual = [
         o.name for o in operands if is_float(o.dtype) and o.size == 1.0 and o.least is None and not o.form
     ]
@@ -132,7 +137,7 @@ def with_smaller(operands: Sequence[Operand]) -> tuple[list[Operand], str]:
 
 @dataclass(frozen=True)
 class Result:
-    """An output and its gate: ``min_db`` and ``worst`` of a float one; integers are exact."""
+    """An output and its bounds: ``min_db`` and ``worst`` as in ``SnrGate`` for floats; integers are exact."""
 
     name: str
     dtype: str
@@ -140,17 +145,17 @@ class Result:
     min_db: float = 0.0
     worst: float | None = None
     place: int = 0
-    """Among the results of the reference."""
+    """Its index among the reference's results."""
     leans: float = 0.0
-    """Of codes that the kernel's own division turns one way, the share that may be turned; 0: none one way. Of 16-bit
-    floats, the share of a last place by which they may be off one way, where that is more than ``LEAN``."""
+    """Of codes: the share that may differ in one direction, as the kernel's own division makes them; 0: none. Of 16-bit
+    floats: the allowed mean error in one direction, in last places, if more than ``LEAN``."""
 
     def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(size_of(n, dims) for n in self.shape)
 
 
 def known_values(operands: Sequence[Operand], dims: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Values of small operands of int32, as one call may have them: a modelled time may depend on them."""
+    """Values of small int32 operands, drawn as for a call: a modelled time may depend on them."""
     found = {}
     for operand in operands:
         if operand.dtype == "int32" and math.prod(operand.sizes(dims)) <= MOST_KNOWN:
@@ -161,9 +166,11 @@ def known_values(operands: Sequence[Operand], dims: Mapping[str, int]) -> dict[s
 
 @dataclass(frozen=True)
 class TakenOperator:
-    """``call``: the reference's arguments as Python text over the operands' names. See ``Operator`` for the rest.
+    """The operator of a user's function; see ``seeds.operator.Operator`` for the fields that are not told here.
 
-    ``independent``: dimensions along which the reference treats elements by themselves. ``kinds``: distributions.
+    ``reference``: the place of the reference, such as ``FILE:name``. ``call``: its arguments as Python text over the
+    operands' names. ``precision``: the dtype it computes in. ``independent``: dimensions along which it treats elements
+    one by one. ``kinds``: kinds of inputs, with sizes apart by 2^±``spread`` (``judge.inputs.draws``).
     """
 
     name: str
@@ -176,10 +183,10 @@ class TakenOperator:
     precision: str = "float64"
     independent: tuple[str, ...] = ()
     work: Mapping[str, int] = field(default_factory=dict)
-    """Floating-point operations of products of matrices by workload, as torch counts them in the reference."""
+    """FLOP of matrix products by workload id, as torch counts them in the reference."""
 
     moved: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that must move by workload, where integers say which part of an operand is read."""
+    """Compulsory bytes by workload id, if integers decide which part of an operand is read."""
 
     kinds: tuple[str, ...] = KINDS
     spread: int = 4
@@ -188,13 +195,13 @@ class TakenOperator:
     """See ``seeds.operator.BesideKernels``."""
 
     rest: tuple[str, ...] = ()
-    """For results that the reference does not compute: the original kernel (a reference), its call, its precision."""
+    """(reference, call, precision) for results that ``reference`` does not compute: those of the original kernel."""
 
     left_out: tuple[str, ...] = ()
-    """What the wrapper does that no candidate can do, such as assertions on values."""
+    """Sentences on what the original does and a candidate cannot, such as assertions on values."""
 
     lost_tables: tuple[str, ...] = ()
-    """Kinds of tables that are not drawn: of these the original's own sums lose too much on the target."""
+    """Kinds of tables that are not drawn, since the original's own sums lose too much on them."""
 
     @property
     def input_kinds(self) -> tuple[str, ...]:
@@ -202,7 +209,7 @@ class TakenOperator:
 
     @property
     def answered_apart(self) -> bool:
-        """Whether processes beside the one that asks make its answers: of a kernel that is its own reference."""
+        """Whether other processes compute the answers: those of a kernel that is its own reference."""
         return self.reference.startswith("itself:")
 
     @property
@@ -212,7 +219,7 @@ class TakenOperator:
 
     @property
     def memory_bound(self) -> bool:
-        """Ranked by GB/s, unless products make many operations of each byte: a short convolution does not."""
+        """Whether GB/s rank it: unless products do many FLOP for each byte, which a short convolution does not."""
         shapes = [w for suite in self.suites.values() for w in (*suite.workloads, *suite.check)]
         return not any(self.work.get(w.id, 0) > PRODUCT_OPERATIONS * self.bytes(w) for w in shapes)
 
@@ -222,7 +229,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
-                either = NARROW if self.precision == "float64" and not self.answered_apart else ""
+                either = NARROW if self.precision == "float64" else ""
                 gate = AgreementGate(
                     result.name, result.name, (result.name,), least, leans=leans, either=either
                 )
@@ -257,7 +264,7 @@ class TakenOperator:
     def _references(
         self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> dict[str, Arrays]:
-        """Each result by its own name, and codes of the reference in float32."""
+        """References by name: one for each result, and the codes in float32 as ``NARROW``."""
         found = {name: {name: answer} for name, answer in self.answers(inputs, at).items()}
         if codes := [g.reference for g in self.gates if isinstance(g, AgreementGate) and g.either]:
             other = dataclasses.replace(self, precision="float32").answers(inputs, at)
@@ -265,7 +272,7 @@ class TakenOperator:
         return found
 
     def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
-        """What the reference says, each as float64 or in the result's own bits; ``at``: at these indices alone."""
+        """The reference's results by name, float64 or in the result's own bits; ``at``: at these indices alone."""
         places = {r.place: at[r.name] for r in self.results} if at else None
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
         if self.rest:
@@ -274,13 +281,13 @@ class TakenOperator:
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
 
     def flops(self, workload: Workload) -> int:
-        """``work``, at least one operation for each element that is written."""
+        """``work``, or one operation for each element written if that is more."""
         return max(
             self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results)
         )
 
     def products(self, workload: Workload) -> int:
-        """FLOP that may be asked of matrix units: none where the reference multiplies no matrices."""
+        """FLOP for matrix units: 0 if the reference multiplies no matrices."""
         return self.work.get(workload.id, self.flops(workload)) if any(self.work.values()) else 0
 
     def bytes(self, workload: Workload) -> int:
@@ -291,7 +298,7 @@ class TakenOperator:
 
 @dataclass(frozen=True)
 class SampledOperator(TakenOperator):
-    """One with large shapes: operands are made where they are needed, and a sample of the answer is looked at."""
+    """The same with large shapes: the device makes the operands, and a sample of the answer is compared."""
 
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
@@ -349,9 +356,9 @@ class SampledOperator(TakenOperator):
 def thinned_places(
     sizes: Sequence[int], picked: Sequence[bool], rng: np.random.Generator, most: int = LOOKED
 ) -> list[np.ndarray]:
-    """Places along axes of these sizes that make about ``most`` elements: all, where they are no more.
+    """Indices along axes of these sizes that cross in about ``most`` elements, or all indices if there are no more.
 
-    Axes that are ``picked`` already stay whole. Of the others each keeps its last places and runs of neighbours.
+    Axes that are ``picked`` already stay whole; each of the others keeps its last indices and runs of neighbours.
     """
     free = [n for n, done in enumerate(picked) if not done and sizes[n] > 1]
     over = math.prod(sizes) / most
@@ -371,14 +378,14 @@ def thinned_places(
 
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:
-    """A reference's result as its gate wants it."""
+    """A reference's result as its gate compares it: float64, codes, or integers of ``dtype``."""
     if is_narrow(dtype):
         return value.astype(numpy_dtype(dtype)) if value.dtype.kind == "f" else value
     return value.astype(np.float64) if is_float(dtype) else value.astype(numpy_dtype(dtype))
 
 
 def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
-    """Whether an integer result is rounded from floats, as a quantiser's codes are: ties may turn."""
+    """Whether an integer result is rounded from floats, such as a quantiser's codes, which may differ at ties."""
     return dtype in ("int8", "uint8") and any(is_float(o.dtype) for o in operands)
 
 
@@ -386,7 +393,7 @@ def is_code(dtype: str, operands: Sequence[Operand]) -> bool:
 
 
 def contract_of(operator: TakenOperator) -> str:
-    """Operands, results, and the reference with its source where it is a file's."""
+    """Text for the author of a kernel: operands, results, and the reference's source if a file holds it."""
     lines = [
         "``launch(inputs, params)`` is given these tensors by name: " + _tensors(operator.operands) + ".",
         "It returns a tuple of " + _tensors(operator.results) + ".",
@@ -408,7 +415,7 @@ def _tensors(tensors: Iterable[Operand | Result]) -> str:
 
 
 def _source_of(path: Path, name: str) -> str:
-    """A function or class of a file as it stands there; the name where that cannot be read."""
+    """The text of a function or class in a file; its name if the file cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
         nodes = ast.parse(text).body

@@ -127,7 +127,8 @@ def test_overrides_reach_into_sections(tmp_path):
 
 
 def test_from_python_keys_of_the_file_count_more_than_a_budget():
-    changed = api._changes(api.Budget(), {"budget__evaluations": 3, "search__lag": 2})
+    overrides = {"budget__evaluations": 3, "search__lag": 2}
+    changed = api._Tuning(None, (), api.Budget(), None, None, False, None, overrides).changes
     assert changed == {"budget.evaluations": 3, "budget.wall_seconds": None, "search.lag": 2}
 
 

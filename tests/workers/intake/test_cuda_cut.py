@@ -27,8 +27,8 @@ __global__ void act(const float* x, const float* b, float* y, int n, int plane, 
 torch::Tensor run(torch::Tensor x, torch::Tensor b) {
     auto y = torch::empty_like(x);
     int n = x.numel();
-    act<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), b.contiguous().view({-1}).data_ptr<float>(), y.data_ptr<float>(),
-                                  n, x.size(2) * x.size(3), x.size(1));
+    act<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), b.data_ptr<float>(), y.data_ptr<float>(), n,
+                                  x.size(2) * x.size(3), x.size(1));
     return y;
 }
 """
@@ -100,6 +100,25 @@ def test_a_launch_by_sizes_of_what_is_left_out_keeps_the_sizes(tmp_path):
     named = [o.__class__(o.name, o.dtype, size) for o, size in zip(alone.every, sizes, strict=True)]
     text = alone.launch(named, [{f"D{n}": size for n, size in enumerate((4, 6, 8, 10))}])
     assert alone.sized and "(4 * conv2d1.shape[1] * 80" in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem", "operands"),
+    [
+        ("own.run(self.conv(x), self.bias.contiguous().view(-1))", "(x)", ["conv2d1", "bias"]),
+        ("own.run(self.conv(x), self.bias).view(4, -1).view(4, 6, 8, 10)", "(x)", ["conv2d1", "bias"]),
+        ("own.run(self.conv(x), self.bias).mul_(3).add_(1)", "(x * 3 + 1)", ["conv2d1", "bias"]),
+        (
+            "own.run(torch.sin(own.run(self.conv(x), self.bias)), self.bias)",
+            "(torch.relu(torch.sin(x) + self.bias))",
+            ["conv2d1", "bias", "sin2"],
+        ),
+    ],
+)
+def test_the_same_operations_in_other_words_are_the_same(tmp_path, answer, problem, operands):
+    answer = ANSWER.replace("own.run(self.conv(x).contiguous(), self.bias)", answer)
+    _, alone = part(tmp_path, request(tmp_path, answer, PROBLEM.replace("2)(x)", f"2){problem}")))
+    assert [o.name for o in alone.every if not o.name.startswith("result")] == operands
 
 
 @pytest.mark.parametrize(("body", "reason"), [("x[i] = ", ""), ("b[0] = x[i] = ", "changes bias")])

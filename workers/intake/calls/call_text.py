@@ -1,12 +1,17 @@
 """A call as text: ``f32[4096, 12672], dim=1``. Tensors by dtype and shape, all else as Python literals.
 
-``i64[512] < 32000`` are integers from 0 on, ``i32[4].sums(1024)`` such that add up, ``i64[9].offsets(1024)`` where
-parts begin, from 0 to 1024 (``.offsets(1024, 256)``: none longer than 256), ``i64[512].distinct() < 4096`` integers of
-which no two are alike, ``f32[512] * 0.01`` floats of that size; ``bf16[128, 64].T`` and
-``bf16[2, 8, 64].permute(1, 0, 2)`` are views of memory of that shape; ``f32[]`` has no dimensions; ``x=f32[8]`` is by
-keyword; ``[f32[8], f32[8]]`` a list of tensors. ``i32[8] in [3, 9]`` are integers from 3 to 8, ``f32[8] in [0, 1]``
-floats between these, ``f32[8] >= 0`` floats without their signs, ``f32[4, 64].softmax()`` rows that add up to 1.
-``package.module.Config(block=128)`` is an object, of which tensors may be parts.
+=========================================  ==========================================================================
+``f32[8, 64]``, ``f32[]``                  a tensor, by position; ``x=f32[8]`` by keyword; ``[f32[8], f32[8]]`` a list
+``bf16[128, 64].T``, ``.permute(1, 0)``    a view of memory of that shape
+``f32[512] * 0.01``                        floats of that standard deviation
+``f32[8] >= 0``, ``f32[8] in [0, 1]``      floats without signs; floats between two bounds
+``f32[4, 64].softmax()``                   rows that add up to 1
+``i64[512] < 32000``, ``i32[8] in [3, 9]`` integers from 0 to 31999; from 3 to 8
+``i64[512].distinct() < 4096``             integers of which no two are equal
+``i32[4].sums(1024)``                      integers that add up to 1024
+``i64[9].offsets(1024)``                   where parts begin, from 0 to 1024; ``.offsets(1024, 256)``: none is longer
+``package.module.Config(block=128)``       an object; its arguments may be tensors
+=========================================  ==========================================================================
 """
 
 import ast
@@ -56,28 +61,26 @@ class BadCall(ValueError):
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor: numpy's name of its dtype, sizes in memory, integers' exclusive upper bound, and the order of its
-    dimensions as the function sees them (empty: as they lie)."""
+    """A tensor of a call."""
 
     dtype: str
+    """Its name in numpy."""
     shape: tuple[int, ...]
+    """Sizes as they lie in memory."""
     below: int = 0
+    """Exclusive upper bound of integers; 0: none was given."""
     order: tuple[int, ...] = ()
+    """Order of the dimensions as the function sees them; empty: as they lie."""
     total: int = 0
-    """What integers add up to."""
-
+    """Sum of the integers."""
     size: float = 1.0
-    """Of floats, their standard deviation."""
-
+    """Standard deviation of floats."""
     form: str = ""
-    """Of integers: OFFSETS, from 0 to ``total``, ENDS, without the 0, or DISTINCT; of floats: SOFTMAX of rows."""
-
+    """Of integers: OFFSETS (0 to ``total``), ENDS (without the 0) or DISTINCT; of floats: SOFTMAX of rows."""
     longest: int = 0
-    """Of offsets, the most between two of them; 0: any."""
-
+    """Largest distance of two offsets; 0: any."""
     least: float | None = None
-    """Least value, of integers 0 where it is None."""
-
+    """Least value; None: 0 of integers, no bound of floats."""
     most: float | None = None
     """Largest value of floats."""
 
@@ -121,7 +124,7 @@ Place = tuple[Any, ...]
 
 
 def parts_of(value: Any) -> list[tuple[Any, Any]]:
-    """The parts of a list, a dictionary or an object, by index, key or keyword."""
+    """(index, key or keyword; value) of each part of a list, a dictionary or an object; none of anything else."""
     if isinstance(value, tuple | list):
         return list(enumerate(value))
     if isinstance(value, dict):
@@ -132,8 +135,8 @@ def parts_of(value: Any) -> list[tuple[Any, Any]]:
 
 
 def python_text(value: Any, place: Place, tensors: Mapping[Place, str], listed: str = "[]") -> str:
-    """An argument as Python over the texts of tensors by place and the names of ``objects.scope_of``. ``listed``:
-    brackets of a list."""
+    """An argument as Python text. ``tensors``: the texts of tensors by place; objects have the names of
+    ``objects.scope_of``. ``listed``: the brackets of a list."""
     if place in tensors:
         return tensors[place]
     if isinstance(value, Literal):
@@ -158,7 +161,8 @@ def object_text(name: str) -> str:
 
 
 def python_value(value: Any, place: Place, tensors: Mapping[Place, Any], listed: type = list) -> Any:
-    """An argument as it is given to a function. Raises LookupError, and what making it raises."""
+    """An argument as a value, with ``tensors`` by place. Raises LookupError, and what an object's constructor
+    raises."""
     if place in tensors:
         return tensors[place]
     if isinstance(value, Literal):
@@ -233,7 +237,7 @@ def _require(fits: bool, node: ast.expr, what: str) -> None:
 
 
 def _may_be_called(name: str) -> bool:
-    """Whether a name is of a class or function of the user's; nothing of Python's own library is called."""
+    """Whether a name can be a class or function of the user's: none of Python's own library is called."""
     root = name.partition(".")[0]
     return _DOTTED.fullmatch(name) is not None and (root in MODULES or root not in _PYTHON)
 
@@ -281,7 +285,7 @@ _MUST = {
     DISTINCT: "integers, and distinct() takes nothing",
     SOFTMAX: "a tensor of floats, and softmax() takes nothing",
 }
-"""What is said of a tensor by a method, and what it must be."""
+"""By method of a tensor, what the expression must be."""
 
 
 def _tensor_with_form(node: ast.Call, called: ast.Attribute) -> TensorArgument:
@@ -310,7 +314,7 @@ def _tensor_with_form(node: ast.Call, called: ast.Attribute) -> TensorArgument:
 
 
 def accepted_keywords(function: Callable[..., Any], keywords: Mapping[str, Kept]) -> dict[str, Kept]:
-    """Keywords that the function takes; the others are the reference's alone."""
+    """The keywords that the function accepts; the others are for the reference alone."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

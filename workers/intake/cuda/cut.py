@@ -34,6 +34,8 @@ from tilewright.workers.intake.triton.trace import Var, current
 
 _MADE = ("empty", "zeros", "ones", "full", "new_")
 _VALUES = {f"aten.{name}.default" for name in ("detach", "alias", "clone", "lift_fresh")}
+_SHAPED = re.compile(r"aten\.(view|_unsafe_view|unsqueeze|squeeze|_reshape_alias)\.(default|dims?)")
+"""Operations after which the elements, in their order, have another shape."""
 Place = tuple[int, int, str]
 """An operation's number among the call's, of those on tensors, the number of a tensor there, and its name; 0 for what
 the call returns."""
@@ -52,7 +54,7 @@ class _Aten(TorchDispatchMode):
 
     def __init__(self, notes: "_Notes") -> None:
         super().__init__()
-        self._notes = notes
+        self._notes, self.names = notes, dict[int, str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [parameter.name for parameter in func._schema.arguments]
@@ -65,7 +67,11 @@ class _Aten(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             for number, tensor in enumerate(flat(result)):
                 same = self._notes.named(args[0])[1] if copied or str(func) in _VALUES else ""
-                self._notes.name(tensor, same or self._notes.node((str(func), number, given)))
+                if _SHAPED.fullmatch(str(func)):
+                    same = self._notes.shaped(args[0], tensor)
+                operation = str(func).replace("_.", ".")  # in place or not
+                self.names[id(tensor)] = same or self._notes.node((operation, number, given))
+                self._notes.name(tensor, self.names[id(tensor)])
         return result
 
 
@@ -94,14 +100,16 @@ class _Notes(_Numbered):
     def __init__(self, leaves: Mapping[str, torch.Tensor], kernels: bool) -> None:
         super().__init__()
         self.nodes, self.made, self._kernels = dict[str, Any](), dict[str, Place](), kernels
-        self.alike = dict[str, str]()
+        self._before = dict[int, str]()
+        self.alike, self._bases = dict[str, str](), dict[str, tuple[str, torch.Size]]()
         self.known: dict[int, tuple[torch.Tensor, int, str]] = {}
         self.own, self.places, self.first = dict[int, Place](), dict[str, Place](), dict[int, str]()
         for name, tensor in leaves.items():
             self.name(tensor, name)
 
     def _met(self, func: Any, name: str, args: Any, options: dict[str, Any], given: Tensors) -> Any:
-        unknown, versions = [t for t in given if not self.found(t)], [t._version for t in given]
+        before = {id(t): (t, t._version, self.found(t)) for t in given}
+        unknown = [t for t, _, known in before.values() if not known]
         result = func(*args, **options)
         stores = {t.untyped_storage()._cdata for t in unknown}
         viewed = any(t.untyped_storage()._cdata in stores for t in flat(result))  # what a kernel makes
@@ -110,14 +118,19 @@ class _Notes(_Numbered):
         for place, tensor in enumerate(given):
             if any(tensor is one for one in unknown):
                 self.made[self.named(tensor)[1]] = (self._number, place, name)
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), _Aten(self):
+        changed = {n: known for n, (t, version, known) in before.items() if t._version != version}
+        self._before, aten = changed, _Aten(self)
+        self.first |= dict.fromkeys(changed, "unknown")
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), aten:
             again = flat(func(*args, **{k: v for k, v in options.items() if k != "device"}))
+            self._before = {}
             for place, (one, two) in enumerate(zip(flat(result), again, strict=True)):
-                if any(one is t and t._version == v for t, v in zip(given, versions, strict=True)):
-                    continue  # an argument as it was
-                self.name(one, self.named(two)[1])
+                if id(one) in before and id(one) not in changed:  # an argument as it was
+                    continue
+                self.name(one, aten.names.get(id(two)) or self.named(two)[1])
                 self.own[id(one)], self.first[id(one)] = (self._number, place, name), self.found(one)
                 self.places.setdefault(self.found(one), self.own[id(one)])
+        self._before = {}
         return result
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
@@ -128,8 +141,20 @@ class _Notes(_Numbered):
         self.nodes[name] = row
         return name
 
+    def shaped(self, tensor: torch.Tensor, result: torch.Tensor) -> str:
+        """The name of a tensor's elements in the shape of ``result``, however many shapes they had before."""
+        own = self.named(tensor)[1]
+        first, shape = self._bases.get(own, (own, tensor.shape))
+        if result.shape == shape:
+            return first
+        name = self.node(("shape", first, repr(tuple(result.shape))))
+        self._bases[name] = (first, shape)
+        return name
+
     def found(self, tensor: torch.Tensor) -> str:
         """Its name; empty where it has none, or was written since."""
+        if id(tensor) in self._before:  # what is changed in place, before it was
+            return self._before[id(tensor)]
         kept, version, name = self.known.get(id(tensor), (None, 0, ""))
         return name if kept is tensor and version == tensor._version else ""
 
@@ -245,6 +270,19 @@ def _same(one: _Notes, two: _Notes, bound: dict[str, str], first: Any, second: A
     return bool(first == second or known)
 
 
+def _counterpart(one: _Notes, two: _Notes, bound: dict[str, str], name: str) -> str:
+    """The reference's name of what torch made, perhaps of kernels' results that ``bound`` then holds; empty: none."""
+    if name in two.places:
+        return name
+    for other in two.places:
+        trial = dict(bound)
+        if name in one.nodes and _same(one, two, trial, name, other):
+            bound.update(trial)
+            return other
+        one.alike.clear()
+    return ""
+
+
 def cut(request: Request, why: Refusal) -> dict[str, str]:
     """The text of a file with both parts as functions, the name of the kernels', and its call. Raises ``why`` where the
     reference has no such part."""
@@ -272,20 +310,22 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
         wanted, bound = [two.named(t)[1] for t in flat(noted(two, judge, known))], dict[str, str]()
     found = [one.named(t)[1] for t in trace.results]
     one.made |= {n: (0, at, "") for at, n in enumerate(found) if n.startswith("made") and n not in one.made}
+    sys.setrecursionlimit(50_000)  # of a network as deep as it likes
     operands, before, there = dict[str, torch.Tensor](), dict[Place, str](), dict[Place, str]()
     for pointer in pointers(trace):
         var = trace.find(pointer.tensor)
         root = root_of(var) if var is not None else None
         known_as = one.first.get(id(root.tensor), "") if root is not None else ""
-        if root is None or (known_as and known_as not in two.places):
+        there_as = _counterpart(one, two, bound, known_as) if known_as else ""
+        if root is None or (known_as and not there_as):
             raise why
         if known_as:
-            place = two.places[known_as]
+            place = two.places[there_as]
             own_name = before.setdefault(one.own[id(root.tensor)], f"{place[2]}{len(before) + 1}")
             there[place], operands[own_name] = own_name, root.tensor
         elif root.kind == "input":
             operands[root.name] = root.tensor
-    sys.setrecursionlimit(50_000)  # of a network as deep as it likes
+
     alike = len(found) == len(wanted) and _same(one, two, bound, tuple(found), tuple(wanted))
     if not alike or not bound or any(n not in two.places for n in bound.values()):
         raise why

@@ -114,13 +114,17 @@ class DeviceCode:
 
     def expression(self, text: str) -> Any:
         """An expression in C++ as a syntax tree."""
-        made = self._parser.parse(f"int v = {text};".encode()).root_node
+        made = self.tree(f"int v = {text};")
         return next((n.child_by_field_name("value") for n in within(made, "init_declarator")), made)
+
+    def tree(self, text: str) -> Any:
+        """A text as a syntax tree."""
+        return self._parser.parse(text.encode()).root_node
 
     def places(self) -> tuple[list[int], list[int]]:
         """In the text's bytes: where innermost loops begin that are unrolled by nobody, and before which names
         ``__restrict__`` may stand."""
-        root, data = self._parser.parse(self.text.encode()).root_node, self.text.encode()
+        root, data = self.tree(self.text), self.text.encode()
         loops, names = [], []
         for loop in within(root, "for_statement"):
             before = data[: loop.start_byte].rstrip().rpartition(b"\n")[2]

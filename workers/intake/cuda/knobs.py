@@ -11,9 +11,11 @@ from tilewright.workers.intake.source.knobs import MEANING, MEANT, values_around
 
 CERTAIN = {
     "UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8), "RESTRICT": (0, 1), "FASTMATH": (0, 1),
+    "TURNS": (1, 2, 4, 8),
 }  # fmt: skip
 """Values of an unrolled loop (0: as the compiler likes), of the blocks that a multiprocessor shall hold, whether
-pointers say that nothing else points there, and of the compiler's fast arithmetic, which gates judge."""
+pointers say that nothing else points there, of the compiler's fast arithmetic, which gates judge, and of the blocks
+whose work a block does."""
 
 MOST_LOOPS = 3
 _OWN = "#if RESTRICT\n#define OWN_MEMORY __restrict__\n#else\n#define OWN_MEMORY\n#endif\n"

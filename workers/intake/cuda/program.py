@@ -18,6 +18,7 @@ from tilewright.workers.intake.cuda.device_code import without_numbers
 from tilewright.workers.intake.cuda.host_function import HostFunction
 from tilewright.workers.intake.cuda.knobs import found_knobs, scheduled
 from tilewright.workers.intake.cuda.launch_text import launched
+from tilewright.workers.intake.cuda.turns import in_turns
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, inputs_of
 from tilewright.workers.intake.judge.inputs import EXTREME, SPECIAL, family
@@ -114,8 +115,10 @@ class Intake:
         self.compiled(source.code.text, {}, source.knobs)  # its lines are the file's
         plain = launched(self.text, site.operands, site.dims[0], source.knobs)
         device, certain = scheduled(source.code, source.knobs, plain["steps"])
+        shapes, launch = self.shapes(), self.text
+        device, self.text = in_turns(source.code, device, launch)
+        certain |= {"TURNS": 1} if self.text != launch else {}
         knobs = {**source.knobs, **certain}
-        shapes = self.shapes()
         factors = bounds.factors(site.operands, shapes[0].dims) if "mma" in device else ""
         kinds = InputKinds(
             site.operands, shapes, self.oracle, lambda pairs: [self.rounded(given) for _, given in pairs],
@@ -126,7 +129,7 @@ class Intake:
             raise Refusal(f"the reference in the operands' own types cannot judge: {failed}")
 
         def said(changed: Mapping[str, int]) -> Any:
-            return launched(self.text, site.operands, site.dims[0], {**knobs, **changed})
+            return launched(launch, site.operands, site.dims[0], {**knobs, **changed})
 
         def compiles(name: str, value: int) -> bool:
             try:

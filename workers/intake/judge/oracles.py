@@ -1,4 +1,4 @@
-"""What answers beside a kernel while it is read in: its reference, or the kernel itself."""
+"""Sources of right answers while a kernel is read in: its reference, or the kernel itself."""
 
 import contextlib
 import itertools
@@ -17,17 +17,17 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass
 class Oracle:
-    """The reference as it can be called: one of ``calls``, in the highest precision that it takes."""
+    """The reference, called by the first of ``calls`` that works, in the highest precision that it takes."""
 
     function: Callable[..., Any]
     calls: Sequence[str]
     call: str = ""
-    """The text of its arguments, once it has been asked."""
+    """The text of its arguments; empty before the first call."""
 
     precision: str = "float64"
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Its results. Raises Refusal where no call works, later what the reference raises."""
+        """The results. The first call raises Refusal if no text works, later ones what the reference raises."""
         if self.call:
             return run_reference(self.function, self.call, inputs, self.precision)
         errors = []
@@ -46,10 +46,10 @@ class Oracle:
 
 @dataclass
 class OwnAnswers:
-    """The kernel's own answers in place of a reference's; see ``Oracle``. Used while the kernel is read in.
+    """The kernel's own answers instead of a reference's, with the interface of ``Oracle``.
 
-    ``run``: the module with its defaults on such inputs; ``run_all``: the same of several, None for one that fails.
-    ``alike``: why two answers are not those of one function, empty where they are.
+    ``run``: runs the module with its defaults; ``run_all``: the same on several inputs, None for one that fails.
+    ``alike``: why two answers cannot come from one function; empty if they can.
     """
 
     run: Callable[[Arrays], list[np.ndarray]]
@@ -60,13 +60,12 @@ class OwnAnswers:
     precisions: Sequence[str] = ("float64", "float32")
     run_all: Callable[[Sequence[Arrays]], Sequence[list[np.ndarray] | None]] | None = None
     _asked: bool = False
-    """Whether it was asked before: its precision is known."""
+    """Whether it was called before, so that its precision is known."""
     _last: list[tuple[Arrays, list[np.ndarray]]] = field(default_factory=list)
     """Inputs in the kernel's own precision, and its outputs."""
 
     def __call__(self, inputs: Arrays) -> list[np.ndarray]:
-        """The answers, with the first in the highest precision in which it computes the same. Raises what ``run``
-        raises."""
+        """The answers, computed in the highest precision that gives the same function. Raises what ``run`` raises."""
         if self._asked:
             return [as_float64(a) for a in self.run(in_precision(inputs, self.precision))]
         self._asked = True
@@ -96,11 +95,11 @@ class OwnAnswers:
         return [[as_float64(a) for a in answer] for answer in made]
 
     def outputs(self, inputs: Arrays) -> list[np.ndarray] | None:
-        """The kernel's outputs, if it was its own answer to these inputs last."""
+        """The kernel's outputs for these inputs if they are from the last ``to_all``, else None."""
         return next((outputs for known, outputs in self._last if known is inputs), None)
 
     def function(self, *_: object, **__: object) -> tuple[()]:
-        """Stands in for the reference where its operations are counted: it has none."""
+        """Stands in for a reference when operations are counted: there are none."""
         return ()
 
 

@@ -71,7 +71,7 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
 
 @functools.cache
 def _process_of(source: str) -> Callable[..., Any]:
-    """A process for each different module, which answers as often as it is asked."""
+    """The process of a kernel module, one for each text; it answers any number of calls."""
     from tilewright.workers.intake.judge.self_reference import ModuleProcess
 
     return ModuleProcess(source)
@@ -88,8 +88,11 @@ def _definition(path: Path) -> Any:
 
 
 def forward_of(model: Any, given: Sequence[Any]) -> Callable[..., Any]:
-    """A KernelBench ``Model`` as a function of its inputs, with the weights of one seed or, by their names with ``_``,
-    given ones, in the inputs' precision. ``weights`` has their shapes."""
+    """A KernelBench ``Model`` as a function of its inputs, computed in the inputs' precision.
+
+    Its weights come from seed 0, or from keywords of their names with ``_`` for dots. The attribute ``weights`` has
+    their shapes.
+    """
     import torch
 
     torch.manual_seed(0)
@@ -120,9 +123,10 @@ def _module(parts: Sequence[str]) -> tuple[Any, str]:
 def run_reference(
     function: Callable[..., Any], call: str, inputs: Mapping[str, Any], precision: str, at: Places = None
 ) -> list[np.ndarray]:
-    """Its results as arrays; floats are given in ``precision`` ("" for their own). Tensors stay on their device.
+    """The reference's results as arrays. Float inputs are converted to ``precision`` ("": not). Tensors stay on their
+    device.
 
-    ``at``: by a result's number, indices along its axes: the elements where they cross are wanted alone.
+    ``at``: by a result's number, indices along its axes; then only the elements at their crossings are returned.
     """
     if getattr(function, "takes_arrays", False):  # a kernel module in a process of its own
         given = {
@@ -145,7 +149,7 @@ def run_reference(
 
 
 def _crossing(results: Sequence[Any], at: Places) -> list[Any]:
-    """Elements of arrays or of tensors, which stay where they are: a device hands over no more than is looked at."""
+    """Results cut to the crossings of indices, as in ``run_reference``; tensors stay on their device."""
     found = list(results)
     for number, axes in (at or {}).items():
         for axis, places in enumerate(axes if number < len(found) else ()):
@@ -155,12 +159,14 @@ def _crossing(results: Sequence[Any], at: Places) -> list[Any]:
 
 
 BACKWARD = "; gradients of "
-"""After it, a call's text says of which tensors gradients are results, too, and which are given: ``(x, w,), (g,)``."""
+"""Separates a call's text from the gradients that are results as well, ``(x, w,)``, and those given, ``(g,)``."""
 
 
 def reference_results(call: str, scope: Mapping[str, Any]) -> list[Any]:
-    """The tensors that ``scope["reference"]`` returns for a call, and the gradients that its text asks for, by torch's
-    autograd. Raises what the reference raises, and ValueError where it has too few results."""
+    """Tensors that ``scope["reference"]`` returns for a call, then the gradients that the text asks for, by autograd.
+
+    Raises what the reference raises, and ValueError if its results lack gradients.
+    """
     import torch
 
     arguments, _, halves = call.partition(BACKWARD)
@@ -185,7 +191,7 @@ def reference_results(call: str, scope: Mapping[str, Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Others compile beside a reference on the host: threads that wait for each other take fifty times as long."""
+    """Run torch on one thread: beside compilers, threads that wait for each other take fifty times as long."""
     import torch
 
     before = torch.get_num_threads()
@@ -197,7 +203,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def is_jax(function: Callable[..., Any]) -> bool:
-    """Whether a reference speaks JAX: it is JAX's own, or its module imports it and no torch."""
+    """Whether a reference takes JAX arrays: it is JAX's own, or its module imports JAX and not torch."""
     module = str(getattr(function, "__module__", "") or "")
     known = getattr(inspect.unwrap(function), "__globals__", {})
     modules = {str(getattr(v, "__name__", "")) for v in known.values() if inspect.ismodule(v)}
@@ -224,18 +230,18 @@ def _run_jax(
 
 
 def in_precision(inputs: Mapping[str, np.ndarray], precision: str) -> dict[str, np.ndarray]:
-    """Floats in ``precision``; "" leaves them as they are."""
+    """Inputs with floats converted to ``precision``; "" converts none."""
     floats = {n for n, array in inputs.items() if array.dtype.kind == "f" or array.dtype.name in EXTENDED}
     return {n: array.astype(precision) if precision and n in floats else array for n, array in inputs.items()}
 
 
 def as_float64(array: np.ndarray) -> np.ndarray:
-    """Floats of 16 bits and more as float64, all else as it is."""
+    """Floats of 16 bits or more as float64; other arrays unchanged."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else array
 
 
 def flat(result: Any) -> list[Any]:
-    """The tensors of a result, in order."""
+    """The tensors of a nested result, in order."""
     if isinstance(result, dict):
         return flat(list(result.values()))
     if isinstance(result, tuple | list):
@@ -244,7 +250,7 @@ def flat(result: Any) -> list[Any]:
 
 
 def to_tensor(array: Any, precision: str) -> Any:
-    """A torch tensor of the same values, of an array or a tensor; floats in ``precision`` unless it is empty."""
+    """A torch tensor with the values of an array or tensor; floats in ``precision`` unless that is empty."""
     import torch
 
     if isinstance(array, torch.Tensor):
@@ -256,7 +262,7 @@ def to_tensor(array: Any, precision: str) -> Any:
 
 
 def to_array(tensor: Any) -> np.ndarray:
-    """Its values: floats as float64 (of eight bits: as they are), all else as it is."""
+    """A tensor's values: floats as float64, 8-bit floats and others unchanged."""
     tensor = tensor.detach().cpu()
     name = str(tensor.dtype).removeprefix("torch.")
     if name.startswith("float8"):

@@ -26,10 +26,10 @@ from tilewright.workers.child.frames import Frame, FrameReader, encode, sender
 from tilewright.workers.child.launch import interpreter_environment
 
 SELF = "itself"
-"""What stands for the reference of a kernel that has none; operator files hold it."""
+"""Name of the reference of a kernel that is its own; operator files hold it."""
 
 KEPT_BYTES = 1 << 28
-"""Of answers that are kept: a seed that is judged again, or by another worker, meets the same inputs."""
+"""Bytes of answers that are kept, since a seed judged again, or by another worker, gets the same inputs."""
 
 LIMIT = 1 << 33
 """Most bytes of one answer."""
@@ -39,7 +39,7 @@ class ModuleProcess:
     """The process of one module, for several threads. Raises RuntimeError with what the module raised."""
 
     takes_arrays = True
-    """Told from references that take tensors (``judge.reference.run_reference``)."""
+    """Read by ``judge.reference.run_reference``; other references take tensors."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -47,7 +47,7 @@ class ModuleProcess:
         self._lock = threading.Lock()
         self._asked: dict[str, Future[list[np.ndarray]]] = {}
         self._waited: dict[str, Future[list[np.ndarray]]] = {}
-        """Those that the process has not answered yet."""
+        """Questions that the process has not answered yet."""
 
     def __call__(self, operands: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The module's results, in the dtypes that it gives them."""
@@ -109,8 +109,8 @@ class ModuleProcess:
 
 @functools.cache
 def begun_process(triton: bool) -> subprocess.Popen[bytes]:
-    """A process for a module of Triton or of Pallas that it does not know yet: its imports take seconds, for which a
-    caller that begins it need not wait."""
+    """A started process that gets its module, of Triton or of Pallas, later: its imports take seconds, and a caller
+    that starts it early need not wait for them."""
     return subprocess.Popen(
         [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", "triton" if triton else "jax"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=interpreter_environment(),
@@ -119,7 +119,8 @@ def begun_process(triton: bool) -> subprocess.Popen[bytes]:
 
 @functools.cache
 def launching_function(path: Path) -> Callable[..., Any]:
-    """The module of a file, run in this process with its defaults where its tensors lie."""
+    """A file's kernel module as a function that launches it in this process, with its defaults, on its inputs'
+    device."""
     from tilewright.workers.runners import bare_module
 
     module = bare_module.execute(path.read_text(encoding="utf-8"), "launched", str(path))

@@ -1,0 +1,79 @@
+"""Kernels in CUDA C++ whose blocks do the work of several blocks, and ask memory for all of it before they begin."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from tilewright.workers.intake.cuda.device_code import DeviceCode, Kernel, Parameter, within
+
+_TOGETHER = (
+    r"__shared__|__sync|__shfl|__ballot|__any|__all|\bc(ooperative_groups|g)::|(blockIdx|gridDim)(?!\.)"
+)
+"""What a kernel says whose threads or blocks work together."""
+
+_AHEAD, _KERNEL = re.split("// --.*", Path(__file__).with_name("turns.cuh").read_text())
+"""What a kernel has in place of pointers where its numbers are not asked for, but their way from memory begins; and
+what takes a kernel's place."""
+
+
+def in_turns(code: DeviceCode, device: str, launch: str) -> tuple[str, str]:
+    """``device`` and ``launch`` with the parameter ``TURNS`` for kernels that share nothing; as they are without any.
+    Such a kernel is told last how many blocks there were."""
+    data, names = device.encode(), set[str]()
+    nodes = within(code.tree(device), "function_definition")
+    kernels = [node for node in nodes if b"__global__" in node.text.partition(b"{")[0]]
+    others = data
+    for node in kernels:
+        others = others.replace(node.text, b"")
+    for node in reversed(kernels if not re.search(b"blockIdx|gridDim", others) else []):
+        head = next(within(node, "parameter_list"))
+        first, taken = data[node.start_byte : head.start_byte].decode(), head.text.decode()[1:-1]
+        name, work = re.findall(r"\w+", first)[-1], data[head.end_byte : node.end_byte].decode()
+        kernel = code.kernels.get(name)
+        if kernel is None or not taken or re.search(_TOGETHER, work) or _indexed(kernel):
+            continue
+        names.add(name)
+        whole = node.parent if kernel.templates else node
+        parts = {
+            "TEMPLATE": data[whole.start_byte : node.start_byte].decode().strip(),
+            "TYPES": f"<{', '.join(kernel.templates)}>" if kernel.templates else "",
+            "NAME": name, "FIRST": first, "TAKEN": taken, "AHEAD": _asking(kernel, work),
+            "COUNT": str(len(kernel.parameters)),
+            "BARE": ", ".join(
+                f"{{{p.name}, &read[turn][{n}]}}" if p.pointer else p.name for n, p in enumerate(kernel.parameters)
+            ),
+            "GIVEN": ", ".join(p.name for p in kernel.parameters),
+            "WORK": work.replace("blockIdx.x", "block_of_x").replace("gridDim.x", "blocks_of_x"),
+        }  # fmt: skip
+        own = re.sub("|".join(parts), lambda word, parts=parts: parts[word[0]], _KERNEL)
+        data = data[: whole.start_byte] + own.encode() + data[whole.end_byte :]
+    return (_AHEAD + data.decode(), _shorter(launch, names)) if names else (device, launch)
+
+
+def _indexed(kernel: Kernel) -> bool:
+    """Whether it is given whole numbers in memory: who asks ahead has zeros in their place, which may be no index."""
+    return any(p.pointer and re.search(r"int|long|short|char|bool|size_t", p.kind) for p in kernel.parameters)
+
+
+def _asking(kernel: Kernel, work: str) -> str:
+    def read(pointer: Parameter) -> str:
+        return "false" if re.search(rf"\b{pointer.name}\s*\[[^;=]*\]\s*[-+*/|&^]?=(?!=)", work) else "true"
+
+    return ", ".join(
+        f"Ahead<{p.kind}, {read(p)}> {p.name}" if p.pointer else f"{p.kind} {p.name}"
+        for p in kernel.parameters
+    )
+
+
+def _shorter(launch: str, names: set[str]) -> str:
+    tree = ast.parse(launch)
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Dict)):
+        parts: dict[str, Any] = {
+            ast.literal_eval(k): v for k, v in zip(node.keys, node.values, strict=True) if k
+        }
+        if "kernel" in parts and ast.literal_eval(parts["kernel"]).partition("<")[0] in names:
+            blocks = ast.unparse(parts["grid"].elts[0])
+            parts["grid"].elts[0] = ast.parse(f'-(-({blocks}) // params["TURNS"])', mode="eval").body
+            parts["arguments"].elts.append(ast.parse(f'{{"u32": {blocks}}}', mode="eval").body)
+    return ast.unparse(tree).replace("'", '"') + "\n"
