@@ -426,15 +426,14 @@ def _judged(
     together = [s for s, seconds in zip(ranked, spent, strict=True) if seconds <= QUICK_SECONDS] or ranked[:1]
     loops = sorted((s for s in shapes if s.looped), key=lambda s: s.seconds)
     slow = [s.dims for s in loops[1:] if s.seconds > QUICK_SECONDS]
-    every, shapes = shapes, [s for s in shapes if s.dims not in slow]
-    if patience < 1.0 or site.reference == SELF:
-        shapes = quick if patience < 1.0 else together
+    every, shapes = shapes, quick if patience < 1.0 else [s for s in shapes if s.dims not in slow]
+    tried = together if site.reference == SELF and shapes is not quick else shapes
     small = [shape for shape in shapes if not shape.looped] or shapes
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     trials = Trials(seed, small, wide)
-    kinds = input_kinds(seed, shapes, patience)
+    kinds = input_kinds(seed, tried, patience)
     for shape in every:
-        if shape not in shapes:
+        if shape not in tried:
             kinds.add("randn", shape.outputs, shape.answers)
     site.operands = kinds.operands
     try:
