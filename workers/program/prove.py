@@ -188,7 +188,8 @@ class Proof:
         )
         for label, (first, *_) in self.parts.items():
             self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
-        order = list(dict.fromkeys(self.arms.values()))
+        # those that are most often left out come last, so that what was added before them still counts
+        order = sorted(dict.fromkeys(self.arms.values()), key=lambda arm: arm in ("kernels", PINNED))
         added = {
             arm: self._installation(*(label for label, of in self.arms.items() if of in order[n:]))
             for n, arm in enumerate(order, 1)
