@@ -48,6 +48,7 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
             _say(f"  looked ahead in {ahead['seconds']:.0f} s: {found}")
         if torch.cuda.is_available():
             return _answered(load(), ahead, request)
+        _say("  no GPU: Triton's interpreter runs the kernels, and its times mean nothing")
         with interpreted(), limited([]):
             return _answered(load(), ahead, request)
     except BadStep as error:

@@ -242,6 +242,11 @@ class InputKinds:
                 )
             if bound is None:
                 return [], f"result {number}: {why}"
+            if bound.own_db < math.inf:
+                self.notes.append(
+                    f"result {number} of the kernel is down to {bound.own_db:.1f} dB from the reference, less than its "
+                    "types leave: see that both compute the same, for candidates may be as far off"
+                )
             name, dtype = f"o{number}", self._dtypes[number]
             leans = self._leans(number) if is_narrow(dtype) or is_code(dtype, self.operands) else 0.0
             found.append(Result(name, dtype, shape, bound.min_db, bound.worst, number, leans))

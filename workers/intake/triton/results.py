@@ -145,16 +145,16 @@ def launch_uses(trace: Trace, launch: Launch | Work) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     if isinstance(launch, Work):
         target = launch.target, "written" if launch.target.base is None else "both"
-        for var, use in (*((var, "read") for var in launch.reads), target):
-            if root_of(var).kind == "input":
-                found.setdefault(id(root_of(var)), set()).add(use)
+        for root, use in ((root_of(v), use) for v, use in (*((v, "read") for v in launch.reads), target)):
+            if root.kind == "input":
+                found.setdefault(id(root), set()).add(use)
         return found
     uses = argument_uses(launch)
     for parameter, value in launch.arguments.items():
         value = value.base if isinstance(value, TensorWrapper) else value
-        var = trace.find(value) if isinstance(value, torch.Tensor) else None
-        if var is not None:
-            found.setdefault(id(root_of(var)), set()).add(uses.get(parameter, "read"))
+        known = trace.find(value) if isinstance(value, torch.Tensor) else None
+        if known is not None:
+            found.setdefault(id(root_of(known)), set()).add(uses.get(parameter, "read"))
     return found
 
 
