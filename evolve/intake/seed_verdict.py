@@ -78,7 +78,7 @@ def seed_failure(
         while True:
             try:
                 evaluation, gates = _evaluation(
-                    request, answer, target, device and device.lent(), Path(home), seed
+                    request, answer, target, device and device.lend(), Path(home), seed
                 )
             except SeedFailed as error:
                 return str(error)

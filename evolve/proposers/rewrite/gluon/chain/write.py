@@ -79,7 +79,7 @@ class LowerChain(NodeRule[Chains]):
         if several and len(set(own)) == 1 and "rows" in tunables:
             edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
-        edit.before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
+        edit.insert_before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
         edit.replace_statement(kernel.source.statement(kernel.launch()), text.launches())
         edit.imports += IMPORTS
 
