@@ -132,6 +132,10 @@ def objection(
     wanted = reference.astype(np.float64, copy=False).reshape(-1, columns)
     if allowed.lean is not None and (why := _one_way(output, wanted, allowed.lean)):
         return why
+    if usual is not None:
+        nothing = (usual.reshape(-1, columns) == 0) & (wanted == 0)
+        if (place := _first(nothing & (found != 0))) is not None:
+            return f"element {_index(place, output)} is no zero where all products are"
     extras = slack is not None or allowed.rounded or allowed.rare is not None
     if not extras and _surely_explained(found, wanted, output.dtype, allowed):
         return None

@@ -96,8 +96,8 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger. ``spread``: every
     128 x 128 block has its own magnitude in 2^-12 .. 2^12, every row another 2^-2 .. 2^2, so that a wrong scale
     index shows. ``zero_blocks``: half of the blocks and a row are zero, and every other time the others 2^40 times
-    larger. ``repeated``: three values, rows of one sign and of different size, some of one value.
-    ``extreme``: every block has its own magnitude in
+    larger. ``repeated``: three values, rows of one sign and of different size, some of one value, with one in each
+    block alone, or like the one before. ``extreme``: every block has its own magnitude in
     2^-134 .. 2^118, in a quarter of them all but the largest lie half way between two codes, and some are negative
     zeros. Raises ValueError for another kind; see ``factors`` for ``integers`` and ``scaled``.
     """
@@ -123,6 +123,9 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarra
         signs = rng.choice(np.array([-1, 1], np.float32), (rows, 1)) * _steps(rng, rows)
         few = rng.choice(_FEW)
         x = np.where(rng.random((rows, 1)) < 1 / 8, few[2], rng.choice(few, (rows, cols))) * signs
+        alone, again = np.array_split(rng.permutation(rows)[: 2 + rows // 16], 2)
+        x[alone] *= np.arange(cols) % BLOCK == rng.integers(BLOCK)
+        x[again] = x[again - 1]
     elif kind == "extreme":
         near = rng.choice(_MIDPOINTS, (rows, cols)) * np.exp2(rng.integers(-6, 8, (rows, cols)))
         near = np.where(np.arange(cols) % BLOCK == rng.integers(BLOCK), FP8_MAX, near) * np.sign(x)

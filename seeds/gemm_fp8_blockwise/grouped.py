@@ -16,6 +16,7 @@ M is the room, G a dimension (``groups``). Where big workloads are timed, ``rows
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,6 +73,11 @@ class RowGroups(Product):
         return {"block": BLOCK, "columns": 0, "ahead": 0, "masked": int(self.masked)}
 
     multiples = MappingProxyType({"K": BLOCK})
+
+    @property
+    def room(self) -> str:
+        """The dimension that holds all that the counts of ``tables`` say at the timed sizes alone."""
+        return "M" if self.masked else ""
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
@@ -193,6 +199,7 @@ class DepthGroups(Product):
     gates: tuple[Gate, ...] = PRODUCT_GATES
     input_kinds: tuple[str, ...] = INPUT_KINDS
     mixed: bool = False
+    room: ClassVar[str] = "K"
 
     @property
     def constants(self) -> Mapping[str, int]:

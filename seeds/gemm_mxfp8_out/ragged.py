@@ -10,6 +10,7 @@ every expert. A group of no steps is zeros under exponent 0. K is the room: the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class MaskedGemm(MxProduct):
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (shared.accumulator_gate("counted"),)
     input_kinds: tuple[str, ...] = INPUT_KINDS
+    room: ClassVar[str] = "M"
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""
@@ -114,6 +116,7 @@ class KGroupedGemm(MxProduct):
     kernels: Mapping[str, SeedKernel]
     gates: tuple[Gate, ...] = (shared.accumulator_gate(),)
     input_kinds: tuple[str, ...] = INPUT_KINDS
+    room: ClassVar[str] = "K"
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
         """``a_q``, ``a_s``, ``b_q``, ``b_s``, ``count``."""

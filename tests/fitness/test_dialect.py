@@ -109,6 +109,7 @@ LAUNCH = "import triton\ndef launch(inputs, params):\n    x = inputs['x']\n    {
         ("n = len(str(x))", True),
         ("n = len(f'{x}')", True),
         ("n = len('%s' % x)", True),
+        ("A = len('%s' % x)", True),
         ("n = ('%s', 1)[0] % x", True),
         ("n = params['mode'] % x#DEFAULTS = {'mode': '%s'}", True),
         ("n = isinstance(1, (int, (t := f'{x}')))", True),

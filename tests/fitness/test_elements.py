@@ -283,6 +283,9 @@ def test_in_a_single_row_operands_say_where_an_outlying_column_s_sum_happens_to_
     assert objection(off(70, 0.03), wanted, few, usual) is None
     assert objection(off(70, 2.0), wanted, few, usual) is not None
     assert objection(off(69, 0.03), wanted, few, usual) is not None
+    usual[0, 3] = wanted[0, 3] = 0.0
+    assert objection(off(70, 0.03), wanted, few, usual) is None
+    assert "no zero" in objection(off(3, 1e-9), wanted, few, usual), "all of its products are"
     gate = SnrGate("exact", "exact", 20.0, worst=1e-6, usual="usual")
     for sizes, passes in ((usual, True), (np.ones_like(usual), False)):
         answers = {"exact": {"c": wanted}, "usual": {"c": sizes}}
@@ -427,6 +430,8 @@ def test_a_few_codes_that_turn_say_nothing():
         is None
     )
     assert elements.turned_one_way(*_turned(22, 4, 1.0, 3, ONE_WAY["up"])) is not None
+    pair = (codes.reshape(2, 11, 4) for codes in _turned(22, 4, 1.0, 3, ONE_WAY["up"]))
+    assert elements.turned_one_way(*pair) is not None
 
 
 @pytest.mark.parametrize("bits", [7, 5, 3])
@@ -526,6 +531,7 @@ def test_few_rows_lean_where_all_of_them_do():
     assert not elements._agree(ways)
     assert elements._agree(np.append(ways, 1))
     assert not elements._agree(np.append(ways, [1, 1, -1]))
+    assert elements._agree(np.repeat([1.0, -1.0], [80, 20]))
 
 
 def test_what_sums_explain_is_left_below_what_is_due_in_several_rows_and_of_large_answers():

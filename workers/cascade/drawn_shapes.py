@@ -194,6 +194,9 @@ class _Legal:
 
     def __init__(self, request: Request, lot: Lot) -> None:
         self._request, self._lot = request, lot
+        # counts of large shapes come from tables, which know no sizes
+        self._room = str(getattr(request.operator, "room", "")) if lot is LARGE else ""
+        self._least = min(w.dims[self._room] for w in request.measured) if self._room else 0
         constants = {**request.operator.constants, **request.target.constants}
         constraints = (*map(str, declared(request.source, "CONSTRAINTS")), *request.within)
         try:
@@ -204,7 +207,9 @@ class _Legal:
     def __call__(self, dims: Mapping[str, int]) -> bool:
         workload = Workload(drawn_id(dims), dims)
         try:
-            held = self._rules is not None and self._rules.holds(dims)
+            held = (
+                self._rules is not None and self._rules.holds(dims) and dims.get(self._room, 0) >= self._least
+            )
             return held and all(size > 0 for spec in self._specs(workload) for size in spec)
         except (ValueError, ArithmeticError, LookupError, TypeError, NameError):
             return False  # the operator, or a constraint, has no such shape

@@ -229,7 +229,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
-                either = NARROW if self.precision == "float64" and not self.answered_apart else ""
+                either = NARROW if self.precision == "float64" else ""
                 gate = AgreementGate(
                     result.name, result.name, (result.name,), least, leans=leans, either=either
                 )

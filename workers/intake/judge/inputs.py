@@ -33,14 +33,17 @@ APART = 4
 
 USUAL_SPREAD = 4
 
+WAYS = 9
+"""Of which a padded operand's rows have one in turn; the last is as it was drawn."""
+
 MANY, MOST = 32, 16
 """Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
 
 TRIED = 8
 """Places that are tried for an outlier, of the operand's own remainder and then of any."""
 
-FAINT = (1.0, 2.0**-10, 2.0**-20)
-"""Tiny rows are so much smaller again, in turn: what stands for a scale of nothing (1e-5, 1e-8) shows."""
+FAINT = (1.0, 8.0, 2.0**-10, 2.0**-20)
+"""Tiny rows are so many times as large again, in turn: what stands for a scale of nothing (1e-5, 1e-8) shows."""
 
 ONE_SIDE = 8.0
 """Rows of one sign are so many standard deviations from zero: beyond every value. Some are 16 times as far."""
@@ -68,6 +71,9 @@ DENORMAL = 2.0**-16
 
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
+
+SURE = 64.0
+"""What is no number also meets values so large that a softmax gives most of them no weight."""
 
 SIGNED, USUAL, ALIKE, PADDED, TIES = "signed", "usual", "alike", "padded", "ties"
 
@@ -148,8 +154,8 @@ def draws(
             _one_sided(operand, values, FEW_VALUES[kind], rng)
             if kind == USUAL:
                 _usual(operand, values, usual_at, rng)
-        if kind == ALIKE and (same := likest(operand, operands)) in floats:
-            values[...] = floats[same]
+        if kind == ALIKE:  # also queries and keys, where there are as many
+            values[...] = next(earlier for earlier in floats.values() if earlier.shape == values.shape)
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -166,10 +172,12 @@ def draws(
             if circle and same in floats and same != operand.name:  # cosines and sines, as of angles
                 floats[same][...], values[...] = np.cos(values), np.sin(values)
             else:
-                _padded(operand, values, kind != PADDED, rng)
+                bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
+                _padded(operand, values, kind != PADDED, rng, bias)
         elif kind == TIES and values.ndim and values.size:
             _ties(values, rng)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
+            values *= rng.choice((1.0, 1.0, SURE))
             _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
     if kind == USUAL:
         _pointed(operands, made, rng)
@@ -346,20 +354,29 @@ def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generat
     )
 
 
-def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator) -> None:
+def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
-    rows with zeros at every second place, rows with a value just below the largest, and rows like the one before; now
-    and then an operand of ones, as gradients of a sum are, and one of a single dimension of zeros, as a bias is."""
+    with zeros at every second place, with a value just below the largest, of one value and zeros, of ones of signs in
+    turn, nearly of one value, and rows like the one before. Now and then an operand as a whole is of ones (gradients
+    of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is as drawn,
+    of ones, below zero, or, as a ``bias`` is, of zeros."""
+    whole = int(rng.integers(12))
     if values.ndim < 2:
-        values *= float(rng.integers(2))
-        return
-    if rng.random() < 1 / 8:
-        values[...] = 1.0
+        values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[whole % 4]
         return
     rows = values.reshape(-1, values.shape[-1])
-    half, order, first = rows.shape[1] // 2, rng.permutation(len(rows)), int(rng.integers(6))
+    if whole < 3:
+        factors, line, place = np.sort(rng.standard_normal(len(rows))), rows[0].copy(), np.arange(len(rows))
+        rows[...] = whole == 0
+        if whole == 1:
+            rows[place, place % rows.shape[1]] = 1.0
+        elif whole == 2:
+            rows[...] = np.outer(factors[:: rng.choice((-1, 1))], line)
+        return
+    half, order, first = rows.shape[1] // 2, rng.permutation(len(rows)), int(rng.integers(WAYS))
     padding = float(operand.edge) if operand.edge else 0.0
-    for row, way in zip(order, itertools.cycle(np.roll(np.arange(6), first)), strict=False):
+    for row, way in zip(order, itertools.cycle(np.roll(np.arange(WAYS), first)), strict=False):
+        top = int(np.argmax(rows[row]))
         if way == 0 or (way == 1 and left):
             rows[row, slice(0, half) if way else slice(half or 1, None)] = padding
         elif way == 2:
@@ -367,9 +384,14 @@ def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Gen
         elif way == 3:
             rows[row, int(rng.integers(2)) :: 2] = 0.0
         elif way == 4 and rows.shape[1] > 1:
-            top = int(np.argmax(rows[row]))
             beside = rows[row, top] * (1 - 2.0**-23)  # the next number of float32, or the next but one
             rows[row, (top + rng.integers(1, rows.shape[1])) % rows.shape[1]] = beside
+        elif way == 5:
+            rows[row, np.arange(rows.shape[1]) != top] = 0.0
+        elif way == 6:
+            rows[row] = (-1.0) ** np.arange(rows.shape[1])
+        elif way == 7:
+            rows[row] = rows[row, 0] + rows[row] * 2.0**-10
     for row in order[: len(rows) // 6 + 1]:
         rows[row] = rows[max(row - 1, 0)]
 
@@ -385,7 +407,8 @@ def _ties(values: np.ndarray, rng: np.random.Generator) -> None:
 
 
 def _pointed(operands: Sequence[Operand], made: dict[str, np.ndarray], rng: np.random.Generator) -> None:
-    """Indices as calls have them: a third at the largest of a row that they go with, then some in order and alike."""
+    """Indices as calls have them: a third at the largest of a row that they go with, then some up or down in
+    order, and alike."""
     for index in (o for o in operands if isinstance(o.below, str) and not (o.total or o.form)):
         flat = made[index.name].reshape(-1)
         if flat.size < 3:
@@ -396,7 +419,7 @@ def _pointed(operands: Sequence[Operand], made: dict[str, np.ndarray], rng: np.r
         few = max(3, flat.size // 4)
         at, alike = rng.integers(flat.size - few + 1, size=2)
         least, span = least_of(index), max(1, int(flat.max(initial=1)) - least_of(index))
-        flat[at : at + few] = least + (flat[at] - least + np.arange(few)) % span
+        flat[at : at + few] = least + (flat[at] - least + np.arange(few) * rng.choice((-1, 1))) % span
         if flat.size > few or rng.random() < 1 / 2:
             flat[alike : alike + few] = flat[alike]
 
