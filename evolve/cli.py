@@ -387,7 +387,9 @@ def _remove(arguments: argparse.Namespace) -> int:
             raise UserError(f"campaign {folder.name}: {folder} cannot be deleted; delete it by hand.")
         _say(f"deleted {folder.name} ({size})")
     if not arguments.mlflow:
-        _say("MLflow keeps its own copy of runs, figures and sources; with --mlflow, rm deletes that, too")
+        _say(
+            "MLflow keeps its own copy (with --mlflow, rm had deleted that): delete its runs in 'tilewright ui'"
+        )
     return 0
 
 

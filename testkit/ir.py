@@ -58,7 +58,9 @@ def scalars_followed(source, **options):
     counts = []
     for each in (bound.original, bound.costed):
         (kernel,) = module_facts(each)["kernels"]
-        counts.append((kernel["matmul_flops"], _count(each, "arith.divsi")))
+        counts.append(
+            (kernel["matmul_flops"], sum(_count(each, f"arith.{name}si") for name in ("div", "rem")))
+        )
     return counts
 
 
@@ -107,7 +109,8 @@ def side_by_side(shape, block):
 
 
 def walked(lengths, *, by_data=False):
-    """Facts of a kernel that loops while its turns are within a known length, from where a table says it is to begin.
+    """Facts of a kernel that loops while its turns are within a length that the program computes from constants, from
+    where a table says it is to begin.
 
     The table, one integer without an axis, starts at 1 and turns between 0 and 1 from one point of the grid to the
     next, or holds what an operand does that nobody knows (``by_data``).
@@ -134,13 +137,15 @@ def walked(lengths, *, by_data=False):
     block = pl.BlockSpec((128, 128), lambda *_: (0, 0))
     grid = pltpu.PrefetchScalarGridSpec(3, (len(lengths),), [block], block)
 
-    def run(lengths, state, data, x):
+    def run(data, x):
         out = jax.ShapeDtypeStruct((128, 128), jnp.float32)
-        return pl.pallas_call(walk, grid_spec=grid, out_shape=out)(lengths, state, data, x)
+        called = pl.pallas_call(walk, grid_spec=grid, out_shape=out)
+        return called(jnp.flip(jnp.array(lengths[::-1])), jnp.int32(1), data, x)
 
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((len(lengths),), (), (1,))]
-    module = _exported(run, *shapes, jax.ShapeDtypeStruct((128, 128), jnp.float32))
-    (kernel,) = module_facts(module, bind(module, {0: lengths, 1: [1]}))["kernels"]
+    module = _exported(
+        run, jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((128, 128), jnp.float32)
+    )
+    (kernel,) = module_facts(module, bind(module, {}))["kernels"]
     return kernel
 
 

@@ -49,7 +49,7 @@ class References:
                 continue
             name, scope = self._names.pop(index)
             if evaluation.verdict is Verdict.INFRA_ERROR and scope is Scope.FINAL:
-                fault = f"the final check of {name} was not done: {evaluation.reason.removesuffix('.')}"
+                fault = f"the final check was not done: {evaluation.reason.removesuffix('.')}"
             else:
                 self.journal.add_reference(name, scope.value, evaluation)
         if fault:
@@ -62,7 +62,8 @@ class References:
     def activity(self) -> list[str]:
         lines = self.inner.activity()
         for index, (name, scope) in self._names.items():
-            lines = [line.replace(f"candidate {index},", f"{name} ({scope.value}),") for line in lines]
+            shown = f"{name.partition(':')[0]} ({scope.value}),"  # without a finalist's id
+            lines = [line.replace(f"candidate {index},", shown) for line in lines]
         return lines
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.evolve.errors import UserError
-from tilewright.workers.child.launch import Deadline, interpreter_environment
+from tilewright.workers.child.launch import Deadline, interpreter_environment, own_environment
 
 if TYPE_CHECKING:
     from tilewright.fitness.targets import Target
@@ -218,7 +217,7 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env=own_environment(JAX_PLATFORMS="cpu"),
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise UserError(f"--call: {listed} took more than {CALLS_SECONDS} s to make its calls.") from error

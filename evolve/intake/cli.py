@@ -246,6 +246,7 @@ def _check(arguments: argparse.Namespace) -> int:
         # what the command imports takes as long as what the child does
         from tilewright.evolve.intake import preflight
         from tilewright.evolve.intake.problems import is_problem
+        from tilewright.evolve.intake.remedies import Obstacle, remedy
         from tilewright.evolve.intake.tune import IntakeRefused, ask_intake, target_named, warm_up
         from tilewright.workers.device.warm_device import device_for
 
@@ -268,9 +269,9 @@ def _check(arguments: argparse.Namespace) -> int:
         from tilewright.evolve.intake.seed_verdict import seed_failure
 
         if why := seed_failure(request, answer, target, device):
-            _say(
-                f"{request.path.name}:{request.function} cannot be tuned: a campaign refuses it as it stands: it {why}"
-            )
+            what = f"as a campaign's seed it {why.removesuffix('.')}"
+            name = f"{request.path.name}:{request.function} cannot be tuned"
+            _say(Obstacle(name, 0, what, remedy(what)).text())
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         asked = answer.get("asked", request)

@@ -83,7 +83,8 @@ def operator_text(folder: Path, title: str, reference: str, answer: Mapping[str,
     each = "**{call.id: Suite(call.id, workloads=(call,), check=CHECK) for call in CALLS},\n    "
     points = ", points=POINTS" if answer.get("points") else ""
     kept = f'VALUES = str(HERE / "{FILE}")\n' if ", values=VALUES" in operands else ""
-    return f'''"""{title}, compared with {reference}. Written by `tilewright tune`; edit it as you like.
+    judge = reference.rpartition("/")[2]
+    return f'''"""{title}, compared with {judge}. Written by `tilewright tune`; edit it as you like.
 
 The reference computes floats in {answer["precision"] or "their own dtype"}. Tolerances follow from the data types
 and are widened by the original kernel's measured error.

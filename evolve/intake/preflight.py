@@ -31,7 +31,7 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     if reference == SELF:
         yield f"  judge      the original kernel, in {precision}: its own mistakes are not found without --reference"
     else:
-        yield f"  judge      {reference}({answer['call']}) in {precision}"
+        yield f"  judge      {reference.rpartition('/')[2]}({answer['call']}) in {precision}"
     sources = {k["name"]: k["source"] for k in answer["knobs"]}
     for name, values in answer["space"].items():
         shown = " ".join(map(str, values))

@@ -23,6 +23,7 @@ from tilewright.fitness.gates import failure
 from tilewright.fitness.targets import Target
 from tilewright.seeds.catalogue import forget
 from tilewright.seeds.operator import Gate
+from tilewright.seeds.sampled import TABLE_KINDS
 from tilewright.workers.cluster.jobs import Job
 from tilewright.workers.cluster.pool import make_pool
 from tilewright.workers.device.warm_device import WarmDevice, device_for
@@ -84,6 +85,8 @@ def seed_failure(
                 return str(error)
             if evaluation.verdict is Verdict.OK:
                 return ""
+            if evaluation.verdict is Verdict.RESOURCE_ERROR and _with_less(answer, evaluation.reason):
+                continue
             failed = [reading for reading in evaluation.gates if not reading.passed]
             plain = [reading for reading in failed if not _removable(answer, reading)]
             before, settled = copy.deepcopy(answer["results"]), False
@@ -195,6 +198,11 @@ def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target:
         "one way" in failed.detail or row[6]
     ):
         row[6] = turned  # it turns codes by its own divisions, and others may turn twice as many
+    elif kind in TABLE_KINDS and kind not in answer.get("lost_tables", ()):
+        answer["lost_tables"] = (*answer.get("lost_tables", ()), kind)
+        note = (
+            f"timed calls have no inputs of kind {kind}: the original kernel fails on them on {target.name}"
+        )
     else:
         return False
     answer["notes"] = [*dict.fromkeys([*answer["notes"], note])]
@@ -210,6 +218,18 @@ def _shrink_inputs(answer: MutableMapping[str, Any], failed: GateReading) -> boo
     answer["operands"] = list(map(operand_row, made))
     answer["notes"] = [*answer["notes"], note]
     return True
+
+
+def _with_less(answer: MutableMapping[str, Any], why: str) -> bool:
+    """Whether the seed begins with smaller blocks now, which its own space has, since its own need too much memory."""
+    own, space = answer["defaults"], answer["space"]
+    less = {name: max([v for v in space[name] if v < own[name]], default=own[name]) for name in own}
+    answer["source"] = re.sub(r"(?ms)^DEFAULTS = \{.*?\}", f"DEFAULTS = {less!r}", answer["source"], count=1)
+    answer["defaults"] = less
+    begins = "the search begins with "
+    notes = [note for note in answer["notes"] if not note.startswith(begins)]
+    answer["notes"] = [*notes, f"{begins}{less}, smaller than the function's own values: {why}"]
+    return bool(less != own)
 
 
 def _evaluation(

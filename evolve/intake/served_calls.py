@@ -190,10 +190,9 @@ def tilewright_filled(function: Any, *values: Any) -> list[Any]:
 def tilewright_original(served: dict[str, Any]) -> Callable[..., Any]:
     """The function that serves every other call. Raises RuntimeError where it cannot be imported."""
     if "function" not in served:
-        file, root, module, name = served["original"]
-        if not os.path.exists(file):  # it was copied with the winner
-            here = os.path.dirname(os.path.abspath(__file__))
-            file, root = (os.path.normpath(os.path.join(here, place)) for place in served["beside"])
+        *places, module, name = served["original"]
+        here = os.path.dirname(os.path.realpath(__file__))
+        file, root = (os.path.normpath(os.path.join(here, place)) for place in places)
         found = plain = tilewright_imported(file, root, module, name)
         while hasattr(plain, "__wrapped__"):
             plain = plain.__wrapped__

@@ -153,8 +153,8 @@ def ask_intake(
     )  # fmt: skip
     found = obstacles_of(answer.get("refusals", ()), request.path.name)
     if found:
-        listed = "\n".join(f"  {r.text()}" for r in found)
-        raise IntakeRefused(f"{request.path.name}:{request.function} cannot be tuned:\n{listed}", found)
+        listed = "\n  ".join(r.text() for r in found)
+        raise IntakeRefused(f"{request.path.name}:{request.function} cannot be tuned: {listed}", found)
     if part := answer.get("cut"):
         if not request.made:
             raise UserError(f"{request.path.name}:{request.function} cannot be tuned: {part['why']}.")

@@ -105,8 +105,11 @@ def winner_module(
         ),
         "globals": _modules_values(request.path, module, answer.get("settings") or {}),
         "jax": entry not in ("launch", "cuda"),
-        "original": (str(path), str(root), module, request.function),
-        "beside": [os.path.relpath(place, folder.resolve()) for place in (path, root)],
+        "original": (
+            *(os.path.relpath(place, folder.resolve()) for place in (path, root)),
+            module,
+            request.function,
+        ),
         "winner": request.name,
     }
     turned = [

@@ -81,7 +81,7 @@ class Mirror:
         self._arrival = 0
         self._curve: list[Metric] = []
         self._refusals: Counter[int] = Counter()
-        self._shown_state = ""
+        self._shown = ("", 0)
 
     @property
     def mirrored(self) -> int:
@@ -123,10 +123,11 @@ class Mirror:
         return True
 
     def show(self, state: str) -> None:
-        """Bring the campaign's own run to ``state``: running, killed, interrupted or finished."""
+        """Bring the campaign's own run to ``state``: running, killed, interrupted or finished; its description to what
+        is written so far."""
         if self._parent is None:
             self._open()
-        if state == self._shown_state:
+        if (state, self._arrival) == self._shown:
             return
         assert self._parent is not None
         assert self._experiment is not None
@@ -149,7 +150,7 @@ class Mirror:
             self._client.set_terminated(self._parent, status, last)
         else:
             self._client.update_run(self._parent, status="RUNNING")
-        self._shown_state = state
+        self._shown = (state, self._arrival)
 
     def delete(self) -> list[str]:
         """Delete the campaign's runs, which MLflow keeps in its trash until its ``gc``; their ids."""
@@ -187,7 +188,7 @@ class Mirror:
         for run in extra:  # MLflow may have carried out a request whose answer was lost
             self._client.delete_run(run.info.run_id)
         self._children = children
-        self._shown_state = ""
+        self._shown = ("", 0)
         self._parent = self._open_parent(parents[0].info.run_id if parents else None)
 
     def _find_runs(self) -> list[Run]:

@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--out", type=Path, help="folder to write to (default: ./STEP_faster)")
     command.add_argument("--seconds", type=float, default=60.0, help="budget of the search (default: 60)")
     command.add_argument(
-        "--prove-seconds", type=float, default=40.0, help="budget of the proof (default: 40)"
+        "--prove-seconds", type=float, default=90.0, help="budget of the proof (default: 90)"
     )
     command.add_argument("--fp8", action="store_true", help="replace linear layers by blockwise FP8 too")
     command.add_argument(

@@ -82,7 +82,7 @@ class Program:
         return list(self.answer["found"])
 
     def prove(
-        self, seconds: float = 60.0, prove_seconds: float = 40.0, fp8: bool | str = False,
+        self, seconds: float = 60.0, prove_seconds: float = 90.0, fp8: bool | str = False,
         faster: str | Path | None = None,
         winners: Sequence["str | Path | Tuned"] = (),
     ) -> Mapping[str, Any]:  # fmt: skip

@@ -90,12 +90,13 @@ LETTERS: Mapping[str, str] = {
 def figure_kind(record: Mapping[str, Any]) -> str:
     """Where a record's times come from."""
     product = record["device"]["product"]
-    return f"{product}, measured" if product else "no device: no times"
+    return f"{product}, measured" if product else "no device"
 
 
 def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
     """What the step spends its time on."""
-    yield f"{record['name']}: {_ms(found.wall)} a step ({figure_kind(record)})"
+    wall = f"{_ms(found.wall)} a step" if found.busy else "times of an interpreter mean nothing"
+    yield f"{record['name']}: {wall} ({figure_kind(record)})"
     if found.busy:
         yield (
             f"  device busy {_ms(found.busy)} ({found.busy / found.wall:.0%}), first step "
@@ -116,11 +117,9 @@ def record_lines(record: Mapping[str, Any], found: Ceiling) -> Iterator[str]:
             + (f"; {tuning['late']} took too long and are no choice of theirs" if tuning.get("late") else "")
         )
     for k in sorted(found.kernels, key=lambda k: -k["seconds"])[:LISTED]:
-        share = k["seconds"] / found.busy if found.busy else 0.0
-        yield (
-            f"  {share:6.1%} {1e6 * k['seconds'] / max(1, k['calls']):9.1f} us x{k['calls']:<4d} "
-            f"{k['name'][:40]:40s} {shorten(k['arguments'], 70)}"
-        )
+        each = 1e6 * k["seconds"] / max(1, k["calls"])
+        times = f"{k['seconds'] / found.busy:6.1%} {each:9.1f} us " if found.busy else ""
+        yield f"  {times}x{k['calls']:<4d} {k['name'][:40]:40s} {shorten(k['arguments'], 70)}"
 
 
 def ceiling_lines(found: Ceiling) -> Iterator[str]:

@@ -25,8 +25,8 @@ from tilewright.library import store
 RUNTIME = "tilewright.library"
 TEMPORARY = ".writing-"
 MAKING = ("promote", "warm", "recheck", "layout", "restrict")
-"""Actions in a history that make a version. ``layout``: the same kernels in other files; ``restrict``: a kernel got a
-constraint that it lacked."""
+"""Actions in a history that make a version. ``layout``: the same kernels in other files; ``restrict``: a kernel's
+limits were mended."""
 
 LOCK_SECONDS = 60.0
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

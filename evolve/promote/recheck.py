@@ -374,8 +374,10 @@ def _entry(found: Recheck, old: Mapping[str, Any], shapes: Sequence[Mapping[str,
     kernels = {}
     for name, verified in found.verified.items():
         mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
+        # what it was promoted for stays: other shapes were drawn then, and these lie between them
         within = served_constraints(verified.evaluations, mine, found.alone)
-        limits = dict.fromkeys((*verified.contender.within, *within))
+        drawn = [limit for limit in within if found.alone or limit.startswith("not")]
+        limits = dict.fromkeys((*verified.contender.within, *drawn))
         kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {
         **old,

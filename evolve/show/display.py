@@ -93,14 +93,15 @@ class PlainDisplay:
         self._write(campaign_text(facts))
 
     def update(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
         best = snapshot.best if snapshot.best and snapshot.best.workloads else None
         fitness = (best.fitness or 0.0) if best and timed(best.target) else 0.0
         if fitness > self._best:
             self._best = fitness
-            self._write(f"{progress_text(snapshot)}: new best {best_text(snapshot)}")
+            new = "new " * (self._snapshot is not None)  # a resumed campaign has one already
+            self._write(f"{progress_text(snapshot)}: {new}best {best_text(snapshot)}")
         elif time.monotonic() - self._line_at >= PLAIN_SECONDS:
             self._write_progress(snapshot)
+        self._snapshot = snapshot
 
     def note(self, text: str) -> None:
         if text:

@@ -46,7 +46,8 @@ def status_lines(path: Path, verbose: bool = False) -> list[str]:
         ]
         if data.best is not None and data.best.fitness is not None:
             what = "winner" if data.state == "finished" else "best so far"
-            lines.append(f"{what}, genome {data.best.genome}: {figures(data.best)}")
+            number = data.candidates[data.best.genome].index
+            lines.append(f"{what}, candidate {number}: {figures(data.best)}")
         references = journal.references(Scope.SUITE.value)
         lines += [f"{name}: {figures(evaluation)}" for name, evaluation in references.items()]
         return [printable(line) for line in (*lines, *_model_lines(journal, data), *_balance(data, verbose))]

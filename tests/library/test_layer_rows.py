@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from tilewright.library import layer_rows
+from tilewright.library.loaded import Dispatcher
+from tilewright.seeds.gemm_fp8_blockwise.shapes import gemm_suites
 
 TABLE: dict[str, Any] = {
     "device": "cuda:9.0",
@@ -102,3 +104,9 @@ def test_compiled_code_takes_the_ranges_as_constants():
 
     compiled = torch.compile(chosen, backend="eager", fullgraph=True)
     assert [float(compiled(torch.zeros(rows, 1))[0, 0]) for rows in (8192, 16)] == [1.0, -1.0]
+
+
+def test_the_shipped_product_serves_every_shape_of_its_suites():
+    table = Dispatcher().table("gemm_fp8_blockwise/gemm_nt", "cuda:9.0")
+    for suite in gemm_suites().values():
+        assert all(table.choose(tuple(workload.dims.values())).kernel for workload in suite.workloads)

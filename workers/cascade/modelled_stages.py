@@ -25,8 +25,12 @@ LARGE_KINDS = 2
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
 )
+_OVER = re.compile(r"memory space (\w+)\. Used (\S+) of (\S+) ")
+"""What it says of blocks that are too large: what they take, and what there is."""
 _BRANCHED = re.compile("LLO profiling of .*(No DMA issue node found|when the FIFO is full)")
 """What libtpu says where its simulator ran what a branch skips."""
+_SIMULATOR = re.compile(r"LLO profiling of \S+ failed: (?:[A-Z_]+: )?(.*)")
+"""Why its simulator ended."""
 
 
 class TraceStage:
@@ -383,6 +387,8 @@ def _candidate_failure(frame: Frame) -> Failure:
     if kind == "NestedKernel":
         return Failure(Verdict.IMPLAUSIBLE, one_line(message), trace)
     if kind == "MemoryError" or _RESOURCES.search(message):
+        over = _OVER.search(message)
+        reason = f"its blocks take {over[2]} of {over[3]} bytes of {over[1]}" if over else reason
         return Failure(Verdict.RESOURCE_ERROR, reason, trace)
     if phase == "topology":
         return Failure(Verdict.INFRA_ERROR, reason, trace)
@@ -412,7 +418,11 @@ def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | N
     """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
     if outcome.signal is Signals.SIGABRT and not _RESOURCES.search(outcome.log + outcome.detail):
         hint = "blocks of 8-bit arrays need 32 rows here; " if "dma-general" in outcome.detail else ""
-        reason = one_line(f"{hint}libtpu aborted: {outcome.detail}")
+        ended = _SIMULATOR.search(outcome.detail)
+        why = (
+            f"libtpu's simulator cannot run it: {ended[1]}" if ended else f"libtpu aborted: {outcome.detail}"
+        )
+        reason = one_line(f"{hint}{why}")
         return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
     if "SIGXFSZ" in outcome.detail:
         reason = f"the kernel's schedule takes more than {limits.file_bytes} bytes to write"

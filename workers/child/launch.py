@@ -32,9 +32,10 @@ ROOT = PACKAGE.parent
 
 
 def own_environment(**more: str) -> dict[str, str]:
-    """This process's environment and ``more``, for a program of ours, which finds ``tilewright`` where we do."""
+    """This process's environment and ``more``, for a program of ours, which finds ``tilewright`` where we do, and no
+    file of the working folder in place of a library's."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, **more, "PYTHONPATH": path}
+    return {**os.environ, **more, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def interpreter_environment(interpreted: bool = True) -> dict[str, str]:

@@ -52,7 +52,7 @@ class Service(StrEnum):
     """``LOST`` actors are still probed, and come back into service when they answer."""
 
     IDLE = "idle"
-    RESTARTING = "restarting"
+    RESTARTING = "waiting to start"
     LOST = "lost"
 
 

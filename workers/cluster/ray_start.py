@@ -80,7 +80,8 @@ def missing_resource(target: Target) -> str:
         return f"no node of the cluster has a GPU for {target.name}: workers wait for one that joins"
     if ray.cluster_resources().get("CPU"):
         return ""
-    start = f"ray start --address=HEAD:PORT --resources='{{\"{name}\": 8}}'"
+    head = ray.get_runtime_context().gcs_address
+    start = f"ray start --address={head} --resources='{{\"{name}\": 8}}'"
     return f"no node of the cluster has a CPU: workers wait for one that joins ({start})"
 
 

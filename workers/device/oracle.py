@@ -135,4 +135,9 @@ def _sample(answer: Frame) -> Sample:
         name: [answer.arrays[f"where/{name}/{n}"] for n in range(count)]
         for name, count in answer.data["axes"].items()
     }
-    return Sample(where, {name: {name: answer.arrays[f"due/{name}"]} for name in where})
+    references: dict[str, dict[str, Any]] = {}
+    for key, array in answer.arrays.items():
+        kind, by, name = key.split("/")
+        if kind == "due":
+            references.setdefault(by, {})[name] = array
+    return Sample(where, references)

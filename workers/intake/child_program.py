@@ -55,6 +55,7 @@ def answer_request(answer_to: Callable[[Request], Answer], own_folder: bool = Fa
     ``own_folder``: the line may be of any file in the folder of the request's file, else of that file alone.
     """
     request = json.load(sys.stdin)
+    sys.path.append(os.getcwd())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the user's code prints is no answer
     try:
@@ -81,5 +82,7 @@ def refusal_of(error: Exception, home: str) -> dict[str, Any]:
     place: dict[str, Any] = {"line": 0}
     if frames:
         place = {"line": frames[-1].lineno or 0, "file": frames[-1].filename}
-    text = str(error).splitlines()[0][:200] if str(error) else (frames[-1].line or "" if frames else "")
+    first, _, rest = str(error).strip().partition("\n")
+    text = f"{first} {' '.join(rest.split())}" if first.endswith(":") else first
+    text = text[:200] or (frames[-1].line or "" if frames else "")
     return {**place, "what": f"the call raises {type(error).__name__}: {text}"}

@@ -242,7 +242,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
-                either = BESIDE if self.precision == "float64" and not self.answered_apart else ()
+                either = BESIDE if self.precision == "float64" else ()
                 gate = AgreementGate(
                     result.name, result.name, (result.name,), least, leans=leans, either=either
                 )
@@ -392,13 +392,21 @@ def thinned_places(
     return kept
 
 
-def _changed(values: np.ndarray, most: float) -> np.ndarray:
-    """Floats with each changed by a share of its own below ``most``, but where scales are exact."""
-    if values.ndim < 1 or values.size == 0 or not is_float(values.dtype.name):
+def _changed(values: Any, most: float) -> Any:
+    """Floats (an array, or a tensor of a device) with each changed by a share of its own below ``most``, but where
+    scales are exact."""
+    import torch
+
+    wide = values if isinstance(values, torch.Tensor) else None
+    if wide is None and is_float(values.dtype.name):
+        wide = torch.from_numpy(values.astype(np.float32))
+    if wide is None or not (wide.is_floating_point() and wide.ndim and wide.numel()):
         return values
-    wide, rng = values.astype(np.float32), np.random.default_rng(values.size)
-    exact = np.isin(np.frexp(np.abs(wide).max(-1, keepdims=True))[0], EXACT)
-    return np.where(exact, wide, wide * (1 + most * rng.uniform(-1, 1, wide.shape)).astype(np.float32))
+    wide = wide.float()
+    share = torch.arange(wide.numel(), device=wide.device).mul(40503).remainder(1 << 16).reshape(wide.shape)
+    exact = sum(torch.frexp(wide.abs().amax(-1, keepdim=True)).mantissa == float(e) for e in EXACT)
+    near = torch.where(exact > 0, wide, wide * (1 + most * (share / (1 << 15) - 1)))
+    return near if isinstance(values, torch.Tensor) else near.numpy()
 
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:

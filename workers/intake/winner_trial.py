@@ -44,7 +44,9 @@ def answer_to(request: Request) -> Answer:
         sys.meta_path.insert(0, package)
     module = loaded_module(Path(request["path"]))
     original = vars(module)["tilewright_original"]
-    sys.path.append(module.SERVED["original"][1])  # objects among the arguments are of classes there
+    sys.path.append(
+        str(Path(request["path"]).parent / module.SERVED["original"][1])
+    )  # objects among the arguments are of classes there
     vars(module)["tilewright_original"] = _refuse
     operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in request["operands"]]
     calls = [parse(text) for text in request["calls"]]

@@ -3,6 +3,7 @@
 A step may be thrown elsewhere by any last bit, so that nothing can be told of a function by the step's gradients.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,6 +149,6 @@ def _opened(value: Any) -> Any:
     if torch.is_tensor(value) or isinstance(value, bool | int | float | complex | str | None):
         return value
     if isinstance(value, Iterator):
-        return list(value)
+        return list(itertools.islice(value, 1000))  # some never end
     own = getattr(value, "__dict__", None)
     return {"": type(value).__name__, **own} if own else re.sub("0x[0-9a-f]+", "", repr(value))

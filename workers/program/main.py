@@ -48,6 +48,7 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
             _say(f"  looked ahead in {ahead['seconds']:.0f} s: {found}")
         if torch.cuda.is_available():
             return _answered(load(), ahead, request)
+        _say("  no GPU: Triton's interpreter runs the kernels, and its times mean nothing")
         with interpreted(), limited([]):
             return _answered(load(), ahead, request)
     except BadStep as error:
@@ -85,7 +86,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         proof.check_answers()
         answer["left_out"] = proof.left_out
     else:
-        answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 40.0)))
+        answer["proof"] = outcome = proof.run(float(request.get("prove_seconds", 90.0)))
         if proof.fp8 in proof.parts:
             answer["layers"] = repr(layers)
         own = [r.label for r in proof.kept if isinstance(r, Replacement) and r.winner is not None]

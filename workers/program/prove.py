@@ -181,26 +181,28 @@ class Proof:
         predict it, in which the parts are added one by one, have half of that; so do those in which a part loses."""
         begun = time.monotonic()
         self.check_answers()
-        if self.parts:
-            self._check_program()
+        self._check_program()
         self._say(
             f"  answers, gradients compared in {time.monotonic() - begun:.0f} s, by {self._runs} run(s) of the step, "
             f"whose set-ups took {self._setup_seconds:.0f} s"
         )
         for label, (first, *_) in self.parts.items():
             self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
-        order = list(dict.fromkeys(self.arms.values()))
+        # those that are most often left out come last, so that what was added before them still counts
+        order = sorted(dict.fromkeys(self.arms.values()), key=lambda arm: arm in ("kernels", PINNED))
         added = {
             arm: self._installation(*(label for label, of in self.arms.items() if of in order[n:]))
             for n, arm in enumerate(order, 1)
         }
-        self.rounds["added"] = self.recorded.turns.rounds({"": None, **added}, seconds / 2) if added else {}
+        self.rounds["added"] = self._rounds(added, seconds / 2)
         rounds: Rounds = {}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             # without the only one, the step is as it was
             without: dict[str, Any] = {n: self._installation(n) for n in self.parts if len(self.parts) > 1}
-            more = self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds / 2)
+            more = self._rounds({"*": self._installation(), **without}, seconds / 2)
+            if not self.parts:
+                break
             again = more.keys() == rounds.keys()  # nothing was left out since
             self.rounds["proof"] = rounds = {n: [*(rounds[n] if again else ()), *more[n]] for n in more}
             whole = ratio(rounds, "", "*")
@@ -233,6 +235,15 @@ class Proof:
             names = ", ".join(r.name for r in self.pins)
             self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
         return {**result, "left_out": self.left_out, "notes": self.notes, "rounds": self.rounds}
+
+    def _rounds(self, arms: Mapping[str, Installation], seconds: float) -> Rounds:
+        """Seconds of the step, as it was, too. Where it fails, nothing stays."""
+        try:
+            return self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
+        except BadStep as error:
+            for label in [*self.parts]:
+                self._leave_out(label, str(error))
+            return {}
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -297,23 +308,30 @@ class Proof:
             return many if calls else "the step never calls it"
         return ""
 
-    def _refuse(self, why: str, layers: bool = True) -> None:
+    def _refuse(self, why: str, layers: bool) -> None:
         """FP8 layers are the first to go, where they were installed; without them nothing stays."""
         others = [label for label in self.parts if label != self.fp8]
         fp8 = layers and self.fp8 in self.parts
         for label in [self.fp8] if fp8 else [label for label in others if label != PINNED] or others:
             self._leave_out(label, why)
-        if self.parts:
-            self._check_program()
 
     def _check_program(self) -> None:
-        """Losses, gradients and memory from the same starts, as it was and with everything installed."""
+        """Leave out what changes losses, gradients or results, or with which the step fails."""
+        while self.parts:
+            before = self._trajectory(None)
+            try:
+                why, layers = self._fault(before)
+            except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
+                why, layers = str(error), True
+            if not why:
+                break
+            self._refuse(why, layers)
+
+    def _fault(self, before: dict[str, Any]) -> tuple[str, bool]:
+        """What of losses and gradients from the same starts is not as it was with everything installed, and whether
+        FP8 layers were; notes the memory, too. ``before``: a run as it was."""
         everything = self._installation()
-        before = self._trajectory(None)
-        try:
-            after = self._trajectory(everything)
-        except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
-            return self._refuse(str(error))
+        after = self._trajectory(everything)
         others = {r.label: r.others for r in everything.replacements}
         for label, calls in everything.counts().items():
             if not calls:
@@ -326,16 +344,16 @@ class Proof:
             own, ours = (_decibels(before["noted"], other["noted"]) for other in (again, after))
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
-                return self._refuse(why)
+                return why, True
         late = len(before["losses"]) - 1
         while late and trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
-            ends = [
-                self._trajectory(under, late + 1, nudged=bits, since=late)["noted"]
-                for under, bits in ((None, False), (None, True), (self._installation(self.fp8), False))
-            ]
-            if _decibels(*ends[:2]) > ROOM_DB:
-                if why := gradient_fault(*ends):
-                    return self._refuse(f"in step {late + 1} {why}", layers=False)
+            first, bits = (
+                self._trajectory(None, late + 1, nudged=n, since=late)["noted"] for n in (False, True)
+            )
+            if _decibels(first, bits) > ROOM_DB:
+                last = self._trajectory(self._installation(self.fp8), late + 1, since=late)["noted"]
+                if why := gradient_fault(first, bits, last):
+                    return f"in step {late + 1} {why}", False
                 break
             late //= 2  # what a last bit throws elsewhere is nearer to itself in an earlier step
         arms: Any = ((None, False, [before]), (everything, False, [after]), (None, True, []))
@@ -357,10 +375,11 @@ class Proof:
                         break
             self.notes.append(f"results of {len(before['losses'])} steps from {starts} start(s): {found}")
             if not found.passes:
-                return self._refuse(f"the step's results differ by {found}")
+                return f"the step's results differ by {found}", True
         if before["peak"]:
             peaks = (f"{run['peak'] / 2**30:.2f} GiB" for run in (before, after))
             self.notes.append("peak memory " + " -> ".join(peaks))
+        return "", True
 
     def _trajectory(
         self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False, since: int = 0
@@ -368,7 +387,6 @@ class Proof:
         """Results by step, gradients and results of the step ``since`` (``noted``), at which what is changed begins,
         whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         steps = steps or (LOSS_STEPS if torch.cuda.is_available() else INTERPRETED_STEPS)
         if self.program.setup is None:

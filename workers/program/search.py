@@ -142,8 +142,10 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
         list(neighbours(job.launch, {}))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new
     ]
     _compile([(Replay(job.launch), c) for job, plan in zip(new, plans, strict=True) for c in plan])
+    # what was compiled is tried, however long that took
+    deadline = max(time.monotonic() + seconds / 2, began + seconds)
     for job, plan in zip(new, plans, strict=True):
-        remaining = max(0.0, seconds - (time.monotonic() - began))
+        remaining = max(0.0, deadline - time.monotonic())
         share = remaining * job.weight / max(left, 1e-12)
         left -= job.weight
         kept.add(outcome := Found(job.launch, job.seconds, why=ENDED))

@@ -16,7 +16,7 @@ from tilewright.fitness.intervals import NORMAL_95, Ratio
 from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.step import Program, synchronise
 
-BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.2, 3, 60
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
 LEAST_ROUNDS, MOST_ROUNDS = 6, 100
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round."""
@@ -67,15 +67,15 @@ class Turns:
     def rounds(self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
 
-        A first burst allocates, and is not counted. What this process holds beside the program is no garbage to look
-        through: that takes as long as a burst, in some of them.
+        A few first steps allocate, and are not counted. What this process holds beside the program is no garbage to
+        look through: that takes as long as a burst, in some of them.
         """
-        timed = {name: functools.partial(self._timed, arms[name]) for name in arms}
+        timed = {name: functools.partial(self._timed, arms[name], self._count) for name in arms}
         gc.collect()
         gc.freeze()
         try:
-            for arm in timed.values() if least > 1 and not self.graph else ():
-                arm()
+            for arm in 2 * [*arms.values()] if least > 1 and not self.graph else ():
+                self._timed(arm, 1)
             return take_turns(timed, seconds, least)
         finally:
             gc.unfreeze()
@@ -89,12 +89,12 @@ class Turns:
             torch.cuda.empty_cache()
             return Ratio(0.0, 0.0, 0.0)
 
-    def _timed(self, installation: Installation | None) -> list[float]:
+    def _timed(self, installation: Installation | None, count: int) -> list[float]:
         """A program that is captured is captured anew: where its memory lies changes its time by 0.2 %."""
         with (installation or Installation([])).installed():
             step = self._program.started() if self.graph else self._own
             step()
-            return [burst_seconds(step, self._count)]
+            return [burst_seconds(step, count)]
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:

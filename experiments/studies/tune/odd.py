@@ -2,14 +2,16 @@
 
 ``python -m experiments.studies.tune.odd TABLE``: a line of TABLE is ``FILE:FUNCTION | CALL``, of Triton or of Pallas.
 Each function is read in, its winner's module written with sizes that nobody has searched, and called beside the
-original (``testkit.odd_calls``), in Triton's interpreter or JAX's. A line of JSON for each says how many calls were
-compared, how many the winner served, and those that differ. A call at which the original ends its process is left out.
+original (``testkit.odd_calls``), in Triton's interpreter (with ``TRITON_INTERPRET=0`` on a GPU) or JAX's. A line of
+JSON for each says how many calls were compared, how many the winner served, and those that differ. A call at which the
+original ends its process, or breaks its GPU's, is left out.
 """
 
 import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,9 @@ from testkit import ROOT
 def row_of(place, call):
     """The row of a function; begun again without the call at which its process ended."""
     pallas = "pallas" in Path(place.rpartition(":")[0]).read_text(encoding="utf-8")
-    more = {"JAX_PLATFORMS": "cpu"} if pallas else {"TRITON_INTERPRET": "1"}
+    more = (
+        {"JAX_PLATFORMS": "cpu"} if pallas else {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1")}
+    )
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, **more, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, "one", place, call, str(int(pallas))]
@@ -86,9 +90,10 @@ def one(place, call, pallas, left_out):
         sys.stdout.flush()
 
     path, name = Path(place.rpartition(":")[0]), place.rpartition(":")[2]
+    on_gpu = os.environ.get("TRITON_INTERPRET") == "0"
     taken = winners.pallas_winner if pallas else winners.triton_winner
     fork = multiprocessing.get_context("fork")  # torch registers little where a function was read in
-    with ProcessPoolExecutor(1, fork) as reader:
+    with ProcessPoolExecutor(1, fork, os.environ.__setitem__, ("TRITON_INTERPRET", "1")) as reader:
         text, own_name, made, facts = reader.submit(taken, path, name, call).result()
     tell(**facts)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -101,6 +106,8 @@ def one(place, call, pallas, left_out):
 
             stack.enter_context(on_chip({"kind": "TPU7x", "cores": 1}))
             stack.enter_context(tpu.force_tpu_interpret_mode(tpu.InterpretParams()))
+        elif on_gpu:
+            of, made = made, lambda: odd_calls.tree_map_only(odd_calls.torch.Tensor, lambda t: t.cuda(), of())
         else:
             stack.enter_context(_device())
         module = loaded_module(Path(folder) / "winner.py")
@@ -110,6 +117,10 @@ def one(place, call, pallas, left_out):
         look = odd_calls.array_outcome if pallas else odd_calls.outcome
         for case, sides, served in odd_calls.compared(module, own_name, original, rest, look):
             tell(case=case, sides=[str(side)[:400] for side in sides], served=served)
+            try:
+                odd_calls.torch.cuda.synchronize() if on_gpu else None
+            except RuntimeError:
+                os.kill(os.getpid(), signal.SIGKILL)  # every later call of this process fails, too
 
 
 def main():

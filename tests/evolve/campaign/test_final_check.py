@@ -91,6 +91,6 @@ def test_a_worker_that_failed_is_no_figure_of_a_finalist(tmp_path):
     with Journal(tmp_path / "journal.sqlite", create=True, write=True) as journal:
         references = References(inner, journal, 3)
         references.request("finalist:a", Scope.FINAL, FINALISTS[0], verify=True)
-        with pytest.raises(PoolUnavailable, match=r"the final check of finalist:a was not done: no node$"):
+        with pytest.raises(PoolUnavailable, match=r"the final check was not done: no node$"):
             references.drain(lambda: False)
         assert not journal.references("final"), "a resume checks it"

@@ -228,6 +228,18 @@ def _in_14_bits(a, b):
     return total
 
 
+def test_blocks_that_need_too_much_memory_begin_smaller(monkeypatch):
+    answer = {"notes": ["n"], "space": {"rows": [8, 16, 64], "cols": [128]}, "defaults": {"rows": 64, "cols": 128},
+              "source": "SPACE = {}\nDEFAULTS = {\n    'rows': 64, 'cols': 128}\nORIGINAL = {}\n"}  # fmt: skip
+    verdicts = iter([Verdict.RESOURCE_ERROR] * 2 + [Verdict.OK])
+    found = lambda *_: (SimpleNamespace(verdict=next(verdicts), reason="9M of 6M"), ())  # noqa: E731
+    monkeypatch.setattr(seed_verdict, "_evaluation", found)
+    assert seed_failure(SimpleNamespace(reference=""), answer, TARGET, None) == ""
+    assert answer["defaults"] == {"rows": 8, "cols": 128}
+    assert answer["source"] == "SPACE = {}\nDEFAULTS = {'rows': 8, 'cols': 128}\nORIGINAL = {}\n"
+    assert len(answer["notes"]) == 2 and "'rows': 8" in answer["notes"][1]
+
+
 def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them():
     answer = {
         "kinds": ["randn", "repeated", "huge-40", "signed-rows"], "notes": [], "dims": [{"M": 48, "N": 48, "K": 4096}],

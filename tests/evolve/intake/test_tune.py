@@ -94,7 +94,7 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path):
     ("refusal", "why", "code", "sentence"),
     [
         ("", "", 0, "jaxed.py:double can be tuned: it passes as a campaign's seed"),
-        ("", "is off by 3", 2, "a campaign refuses it as it stands: it is off by 3"),
+        ("", "is off by 3", 2, "cannot be tuned: as a campaign's seed it is off by 3"),
         ("the call raises NameError: unbound axis name: data", "", 2, "Remedy: name the function that one device runs"),
         ("it does not lower for tpu7x: MLIRError: slice", "", 2, "Remedy: give shapes that the kernel takes on a TPU"),
     ],

@@ -17,6 +17,9 @@ class FakeCluster:
     def nodes(self):
         return [{"NodeID": name, "Alive": True, "Resources": has} for name, has in self._nodes.items()]
 
+    def get_runtime_context(self):
+        return SimpleNamespace(gcs_address="10.0.0.1:6379")
+
     def cluster_resources(self):
         return {name: amount for has in self._nodes.values() for name, amount in has.items()}
 
@@ -58,7 +61,9 @@ def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
     assert "no node of the cluster has a GPU for h200" in said("h200", **{A: {"CPU": 4}})
     assert said("h200", **{A: {"CPU": 4, "GPU": 1}}) == ""
     assert said("tpu7x", **{A: {"CPU": 4}}) == "", "modelled on any node"
-    assert "has a CPU" in said("tpu7x", **{A: {"CPU": 0}})
+    assert "has a CPU: workers wait for one that joins (ray start --address=10.0.0.1:6379 " in said(
+        "tpu7x", **{A: {"CPU": 0}}
+    )
     assert "offers target:tpu7x, only target:h200" in said("tpu7x", **{A: {"target:h200": 8}})
     assert said("h200", **{A: {"target:h200": 8, "CPU": 4, "GPU": 1}}) == ""
 

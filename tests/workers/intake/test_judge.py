@@ -116,6 +116,10 @@ def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
         all(rows.all(axis=1).any() for rows in some) and 0 < (b.reshape(12, 40) == 0).all(axis=1).sum() < 12
     )
     assert any(np.allclose(made["c"] ** 2 + made["s"] ** 2, 1) for made in drawn)
+    alone = [
+        draws(operands[1:2], {"N": 40}, "padded-left", 4, np.random.default_rng(n))["b"] for n in range(12)
+    ]
+    assert all(map(np.any, alone)), "a single operand is no bias"
     tied = draws(operands[:1], {"M": 24, "N": 40}, "ties", 4, np.random.default_rng(1))["x"]
     tied *= 448 / np.abs(tied).max()
     assert set(np.abs(tied).max(axis=1)) == {127.0, 448.0} and np.array_equal(tied * 2, np.rint(tied * 2))

@@ -61,6 +61,16 @@ def test_a_device_says_of_a_large_shape_what_the_host_says(tmp_path, independent
     assert here.references["o0"]["o0"].shape == (len(rows), len(columns))
 
 
+def test_codes_come_from_the_device_as_the_reference_finds_them_in_float32_as_well(tmp_path):
+    codes = (Result("o0", "int8", ("M", "N")),)
+    operator = product(tmp_path, "return (a @ b).clamp(-99, 99).round().to(torch.int8)", results=codes)
+    found = Samples(operator, InProcess()).of(LARGE, 5, "")
+    here = sampling(operator, LARGE, 5, kind_tables(operator.tables(), ""))
+    assert found.references.keys() == here.references.keys() == {"o0", *operator.gates[0].either}
+    for by, answers in here.references.items():
+        np.testing.assert_array_equal(found.references[by]["o0"], answers["o0"])
+
+
 def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path):
     operator = product(tmp_path, "calls.append(1); return (a @ b) * len(calls)")
     with pytest.raises(oracle.Unlike, match="another on the device"):

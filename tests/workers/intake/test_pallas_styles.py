@@ -239,6 +239,11 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     assert reasons == [], "a stated grid keeps the alias"
 
 
+def test_a_shape_is_made_smaller_and_in_no_dimension_larger():
+    takes = SimpleNamespace(traced=lambda dims, _: "text" if dims["L"] >= 256 else 1 / 0)
+    assert trial._shrunk({"M": 2, "N": 512, "L": 256}, takes, {}) == {"M": 2, "N": 128, "L": 256}
+
+
 def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch):
     asked: list[list[str]] = []
 

@@ -18,6 +18,7 @@ from tilewright.library.launch_replacement import Winner  # noqa: E402
 from tilewright.workers.program.calls import Watch, answers, numbers  # noqa: E402
 from tilewright.workers.program.prove import LOOKS, Proof, gradient_fault, loss_test  # noqa: E402
 from tilewright.workers.program.step import Program  # noqa: E402
+from tilewright.workers.program.turns import Turns  # noqa: E402
 
 
 def curves(kind: str, seed: int) -> list[list[float]]:
@@ -240,8 +241,7 @@ def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
 
     proof = proof_of("chaotic", step, setup, tmp_path / "norm.py", "norm")
     proof.check_answers()
-    if proof.kept:
-        proof._check_program()
+    proof._check_program()
     assert [why in row["why"] for row in proof.left_out] == ([True] if why else []), (
         proof.left_out,
         proof.notes,
@@ -250,27 +250,36 @@ def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
 
 def proof_of(module: str, step: Any, setup: Any, file: Path, name: str) -> Proof:
     data: Any = SimpleNamespace(data={"graph": False, "host_seconds": 0, "busy_seconds": 1}, launches=[])
-    data.turns = SimpleNamespace(graph=False)
-    return Proof(Program(module, step, setup), data, [Winner(module, name, str(file))])
+    program = Program(module, step, setup)
+    data.turns = Turns(program, program.started(), False, 1.0)
+    return Proof(program, data, [Winner(module, name, str(file))])
 
 
 SEVERAL = """
 SERVED = {{"original": ("", "", "several", "scaled"), "winner": "scaled"}}
 
+CALLS = []
+
 def scaled(x):
+    CALLS.append(x)
+    assert len(CALLS) != {ends}
     return x * (2.1 if len(x) == {wrong} else 2.0)
 """
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 5, 9])
-@pytest.mark.parametrize("kind", ["real", "complex"])
+@pytest.mark.parametrize(
+    ("kind", "wrong", "ends"),
+    [("real", n, 0) for n in (0, 1, 5, 9)]
+    + [("complex", n, 0) for n in (0, 9)]
+    + [("real", 0, n) for n in (60, 160, 350)],
+)
 def test_a_function_is_found_wrong_on_whichever_kind_of_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, wrong: int, ends: int
 ) -> None:
     module = ModuleType("several")
     monkeypatch.setitem(sys.modules, "several", module)
-    exec(SEVERAL.format(wrong=0), vars(module))
-    (tmp_path / "several.py").write_text(SEVERAL.format(wrong=wrong))
+    exec(SEVERAL.format(wrong=0, ends=0), vars(module))
+    (tmp_path / "several.py").write_text(SEVERAL.format(wrong=wrong, ends=ends))
 
     def step(state: Any) -> Any:
         made = [module.scaled(x).sum() for x in state]
@@ -279,9 +288,12 @@ def test_a_function_is_found_wrong_on_whichever_kind_of_call(
     proof = proof_of(
         "several", step, lambda: [torch.ones(n, 3) for n in range(1, 10)], tmp_path / "several.py", "scaled"
     )
+    original = module.scaled
     if kind == "real":
         proof.check_answers()
         assert bool(proof.left_out) == bool(wrong)
-    if proof.parts:  # the results tell of the imaginary parts, too
+        assert not ends or "several raises AssertionError" in proof.run(0.1)["left_out"][0]["why"]
+    elif proof.parts:  # the results tell of the imaginary parts, too
         proof._check_program()
         assert bool(proof.left_out) == (wrong == 9), proof.notes
+    assert module.scaled is original

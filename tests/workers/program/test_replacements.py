@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import sys
 import threading
 import time
@@ -278,3 +280,15 @@ def test_arms_are_as_often_first_as_last(count: int) -> None:
     assert all(
         [first for first, _ in ends].count(n) == [last for _, last in ends].count(n) > 0 for n in range(count)
     )
+
+
+def test_rounds_that_were_interrupted_hardly_move_the_interval_and_chance_is_no_gain() -> None:
+    drawn, gained = random.Random(20261128), 0
+    for _ in range(400):
+        noise = [drawn.gauss(0, 0.004) + (0.06 if drawn.random() < 0.1 else 0.0) for _ in range(16)]
+        gained += turns.middle([a - b for a, b in zip(noise[:8], noise[8:], strict=True)]).low > 1
+    assert gained <= 18  # one in forty is due
+    steady = [0.1, 0.101, 0.099, 0.1, 0.102, 0.098, 0.1, 0.1, 0.101, 0.099]
+    for found in (turns.middle(2 * steady), turns.middle([*2 * steady, -0.5])):
+        assert 0.097 < math.log(found.low) < 0.1 < math.log(found.high) < 0.102
+    assert turns.middle(steady[:5]).low == 0.0, "five rounds say nothing"

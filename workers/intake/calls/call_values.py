@@ -52,9 +52,13 @@ def order_of(tensor: Any) -> list[int]:
 
 
 def value_text(value: Any) -> str:
-    """An argument as ``--args`` has it."""
+    """An argument as ``--args`` has it. Raises LookupError for a sparse tensor."""
+    if "sparse" in str(getattr(value, "layout", "")):
+        raise LookupError("a sparse tensor is no argument: give a function its values and its indices")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         dtype = str(value.dtype).rpartition(".")[2]
+        if dtype.startswith("key<"):
+            raise TypeError("a random key is no array of numbers: make it in a function around this one")
         order = order_of(value)
         shape = [int(value.shape[n]) for n in order]
         text = f"{SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"

@@ -84,6 +84,8 @@ class Bar:
 
     min_db: float
     worst: float | None
+    own_db: float = np.inf
+    """What the seed itself reaches, where it is less than its types leave."""
 
 
 def factors(operands: Sequence[Operand], dims: Mapping[str, int]) -> str:
@@ -133,7 +135,7 @@ def bar(
         worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or any(r.noisy for r in readings)
     ):
         share = max(room * worst.needed, elements.ROUNDED * 2)
-    return Bar(round(float(min_db), 1), share), ""
+    return Bar(round(float(min_db), 1), share, least if least < expected else np.inf), ""
 
 
 def bar_of_text(

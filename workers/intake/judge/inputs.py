@@ -173,7 +173,8 @@ def draws(
             if circle and same in floats and same != operand.name:  # cosines and sines, as of angles
                 floats[same][...], values[...] = np.cos(values), np.sin(values)
             else:
-                _padded(operand, values, kind != PADDED, rng)
+                bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
+                _padded(operand, values, kind != PADDED, rng, bias)
         elif kind == TIES and values.ndim and values.size:
             _ties(values, rng)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
@@ -356,15 +357,15 @@ def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generat
     )
 
 
-def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator) -> None:
+def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
     with zeros at every second place, with a value just below the largest, of one value and zeros, of ones of signs in
     turn, nearly of one value, and rows like the one before. Now and then an operand as a whole is of ones (gradients
     of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is as drawn,
-    of zeros or ones, or below zero."""
+    of ones, below zero, or, as a ``bias`` is, of zeros."""
     whole = int(rng.integers(8))
     if values.ndim < 2:
-        values[...] = (values, 0 * values, 0 * values + 1, -np.abs(values))[whole % 4]
+        values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[whole % 4]
         return
     rows = values.reshape(-1, values.shape[-1])
     if whole < 3:

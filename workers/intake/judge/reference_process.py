@@ -3,8 +3,8 @@
 It holds the user's own reference, or the original kernel where that is its own judge, and no candidate, ever, so that
 its answers may be believed; the processes that launch candidates cannot see into its memory. Frames in, frames out:
 ``sample`` {operator, workload, kind, seed} (see ``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays
-``where/output/axis`` and ``due/output``, or by ``failed`` {why}. A reference is believed on the device once it says
-there what it says on the host, of a small shape; the original kernel is what it is there.
+``where/output/axis`` and ``due/reference/output``, or by ``failed`` {why}. A reference is believed on the device once
+it says there what it says on the host, of a small shape; the original kernel is what it is there.
 """
 
 import base64
@@ -45,6 +45,7 @@ def main() -> None:
     """Answer questions until there are no more."""
     send = sender(os.dup(1))
     os.dup2(2, 1)
+    sys.path.append(os.getcwd())
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     believed: set[str] = set()
     reader = FrameReader(LIMIT)
@@ -97,7 +98,11 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
         elements = functools.partial(DeviceElements, device=device)
         tables = kind_tables(operator.tables(), kind)
         sample = sampling(operator, workload, int(data["seed"]), tables, elements)
-    arrays = {f"due/{name}": found[name] for name, found in sample.references.items()}
+    arrays = {
+        f"due/{by}/{name}": answer
+        for by, found in sample.references.items()
+        for name, answer in found.items()
+    }
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})
     return Frame("sampled", {"axes": {name: len(axes) for name, axes in sample.where.items()}}, arrays)

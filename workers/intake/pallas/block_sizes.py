@@ -26,7 +26,7 @@ _BLOCK = re.compile(
 """Names of block sizes: BLOCK_M, blk_q, tile_rows, bm, bkv, tm, rows_per_step."""
 AUTOMATIC = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Values of a size that a function chooses itself, of which one may be the one it chose."""
-SECONDS = 12.0
+SECONDS = 6.0
 """Most that trying numbers may take; those with the names of block sizes come first."""
 
 
@@ -112,39 +112,34 @@ def _numbers(original: Original, used: Collection[tuple[str, int]]) -> Iterator[
 
 
 def _named(node: ast.AST, name: str, runs: Callable[[int], bool]) -> Iterator[tuple[str, ast.Constant]]:
+    """Whole numbers below a node, with the names that they are given; those of an index are none."""
+    parts: list[tuple[str, ast.AST | None]] = []
     if isinstance(node, ast.Constant):
         if type(node.value) is int:
             yield name, node
-        return
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        arguments = node.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        pairs = list(zip(positional[::-1], arguments.defaults[::-1], strict=False))
-        for argument, default in [*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
-            if default is not None:
-                yield from _named(default, argument.arg, runs)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        of = node.args
+        positional = zip([*of.posonlyargs, *of.args][::-1], of.defaults[::-1], strict=False)
+        parts = [
+            (one.arg, default)
+            for one, default in (*positional, *zip(of.kwonlyargs, of.kw_defaults, strict=True))
+        ]
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        for statement in node.body if runs(first) else ():
-            yield from _named(statement, "", runs)
-        return
-    if isinstance(node, ast.Subscript):
-        return  # an index
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+        parts += [("", statement) for statement in node.body if runs(first)]
+    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        given = target.id if isinstance(target, ast.Name) else getattr(target, "attr", name)
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            for one, part in zip(target.elts, node.value.elts, strict=False):
-                yield from _named(part, getattr(one, "id", name), runs)
-            return
-        yield from _named(node.value, given, runs)
-        return
-    if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            given = key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else name
-            yield from _named(value, given, runs)
-        return
-    if isinstance(node, ast.keyword):
-        yield from _named(node.value, node.arg or name, runs)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _named(child, name, runs)
+            pairs = zip(target.elts, node.value.elts, strict=False)
+            parts = [(getattr(one, "id", name), part) for one, part in pairs]
+        else:
+            parts = [(getattr(target, "id", getattr(target, "attr", name)), node.value)]
+    elif isinstance(node, ast.Dict):
+        texts = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+        parts = [(t if isinstance(t, str) else name, v) for t, v in zip(texts, node.values, strict=True)]
+    elif isinstance(node, ast.keyword):
+        parts = [(node.arg or name, node.value)]
+    elif not isinstance(node, ast.Subscript):
+        parts = [(name, child) for child in ast.iter_child_nodes(node)]
+    for given, part in parts:
+        if part is not None:
+            yield from _named(part, given, runs)

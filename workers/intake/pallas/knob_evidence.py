@@ -145,7 +145,10 @@ def tiling_knobs(
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         tried = not late()
-        kept = [v for v in _nearest(knob) if v == knob.default or (not late() and works(knob, v))]
+        # between two that only tile others do, and a campaign judges each
+        ends = {min(knob.values), max(knob.values)} - {knob.default}
+        kept = list(knob.values) if tried and all(works(knob, v) for v in ends) else []
+        kept = kept or [v for v in _nearest(knob) if v == knob.default or (not late() and works(knob, v))]
         kept += [v for v in knob.parts if len(kept) == 1 and not late() and works(knob, v)]
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))

@@ -40,7 +40,7 @@ from tilewright.workers.runners.pallas.trace import unwrapped
 _COUNTED = re.compile(r"block|tile|page|chunk")
 _MARKS = 15_485_863
 """The first of the numbers that stand for sizes while a text is read: no function's own."""
-RESOLVE_SECONDS = 8.0
+RESOLVE_SECONDS = 4.0
 """Most that finding sizes may take which a function chooses itself."""
 _FEW = (1, 2, 4, 8, 16, 32)
 """Values of a small number that counts what is done at once, such as pages of a block."""

@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,11 @@ def judge(
     effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
     if isinstance(module, Original):  # a candidate is the same function, with other sizes
         effort = replace(effort, seconds=effort.seconds / 2)
-    kinds = InputKinds(operands, shapes, oracle, run_all, effort, factors, module.source(""), numbers)
+    # of a kernel that is its own judge nothing is off, and each answer is a run
+    tried = shapes if isinstance(oracle, Oracle) else [min(shapes, key=lambda shape: shape.elements)]
+    kinds = InputKinds(operands, tried, oracle, run_all, effort, factors, module.source(""), numbers)
     operands = seed.operands = kinds.operands
-    if isinstance(oracle, Oracle):  # of a kernel that is its own judge nothing is off
+    if isinstance(oracle, Oracle):
         _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
     notes = kinds.notes
@@ -164,6 +166,11 @@ def judge(
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
+    for name, most in ((n, max(v)) for n, v in space.items()) if len(all_dims) == 1 else ():
+        with contextlib.suppress(Exception):  # whatever the user's code raises
+            if seed.traced(all_dims[0], {**defaults, name: 2 * most}):
+                continue
+        constraints[f"{name} <= {most}"] = f"{labels[0]} takes no larger one"
     starts = dict.fromkeys(labels, chosen)
     for dims, label in zip(all_dims, labels, strict=True) if len(all_dims) > 1 else ():
         elsewhere, values = " or ".join(f"{n} != {size}" for n, size in dims.items()), legal.get(label, space)
@@ -262,20 +269,21 @@ def _oracle(reference: str, call: Call, operands: Sequence[Operand], places: Seq
 
 def _takes(oracle: Oracle, dims: Mapping[str, int], operands: Sequence[Operand]) -> bool:
     """Whether the reference takes operands of these sizes: asked on shapes alone where it is of JAX."""
-    names = ", ".join(o.name for o in operands)
     for call in oracle.calls:
         with contextlib.suppress(Exception):  # another way to call it may work
-            called = eval(f"lambda {names}: reference({call})", _scope(oracle))
             try:
-                return bool(jax.tree_util.tree_leaves(jax.eval_shape(called, *shaped(operands, dims))))
+                made = jax.eval_shape(_called(oracle, call, operands), *shaped(operands, dims))
+                return bool(jax.tree_util.tree_leaves(made))
             except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
                 zeros = {o.name: np.zeros(o.sizes(dims), dtype=jnp.dtype(o.dtype)) for o in operands}
                 return bool(oracle(zeros))  # it wants values
     return False
 
 
-def _scope(oracle: Oracle) -> dict[str, Any]:
-    return {**scope_of(oracle.call or " ".join(oracle.calls)), "jnp": jnp, "reference": oracle.function}
+def _called(oracle: Oracle, call: str, operands: Sequence[Operand]) -> Any:
+    """The reference as a function of the operands."""
+    scope = {**scope_of(call), "jnp": jnp, "reference": oracle.function}
+    return eval(f"lambda {', '.join(o.name for o in operands)}: reference({call})", scope)
 
 
 def _shapes_with(
@@ -302,32 +310,38 @@ def _shapes_with(
 def _checked_shapes(
     dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int], oracle: Oracle | OwnAnswers
 ) -> list[CheckedShape]:
-    """Two small shapes on which the default is right: multiples of blocks, then the call's own if it is small. Raises
-    Refusal where there is none."""
+    """Two small shapes on which the default is right: multiples of blocks, then the call's own, or as much smaller as
+    its blocks allow. Raises Refusal where there is none."""
     began, largest = time.process_time(), max([128, *(v for v in defaults.values() if v <= 1024)])
-    # the first takes the largest blocks that are worth trying
-    rows = (
-        (1024,),
-        (2 * largest, 4 * largest),
-        (largest, 2 * largest, 3 * largest),
-        (largest,),
-        (128, 256, 384),
-    )
-    tries = [{n: min(s, row[place % len(row)]) for place, (n, s) in enumerate(dims.items())} for row in rows]
-    if any(operand.form == GIVEN for operand in seed.operands):
-        tries = []  # there are values of the call's own shape alone
-    elif _accesses(seed.closed(dims, defaults).jaxpr) > MOST_ACCESSES:
-        tries.insert(0, _shrunk(dims, seed, defaults))
     found: list[CheckedShape] = []
-    reasons = []
-    for small in (*tries, dict(dims)):
-        late = bool(found) and time.process_time() - began > SLOW_SECONDS
-        if len(found) == 2 or late or any(shape.dims == small for shape in found):
+    reasons: list[str] = []
+
+    def elements(sizes: Mapping[str, int]) -> int:
+        return sum(math.prod(o.sizes(sizes)) for o in seed.operands)
+
+    def tries() -> Iterator[Mapping[str, int]]:
+        least = dims
+        if all(o.form != GIVEN for o in seed.operands):  # else values are of the call's shape alone
+            if _accesses(seed.closed(dims, defaults).jaxpr) > MOST_ACCESSES:
+                yield (least := _shrunk(dims, seed, defaults))
+            # the first takes the largest blocks that are worth trying
+            parts = [[n * largest for n in row] for row in ((2, 4), (1, 2, 3), (1,))]
+            for row in ([1024], *parts, [128, 256, 384]):
+                yield {n: min(s, row[place % len(row)]) for place, (n, s) in enumerate(dims.items())}
+            while not found and elements(least) > MOST_ELEMENTS:
+                least, before = _shrunk(least, seed, defaults), least
+                if least == before:
+                    break
+        yield least
+
+    for small in tries():
+        if len(found) == 2 or (found and time.process_time() - began > SLOW_SECONDS):
+            break
+        if any(shape.dims == small for shape in found):
             continue
-        elements = sum(math.prod(o.sizes(small)) for o in seed.operands)
-        if elements > MOST_ELEMENTS:
+        if (count := elements(small)) > MOST_ELEMENTS:
             reasons.append(
-                f"{label_of(small)}: {elements} elements, of at most {MOST_ELEMENTS} that are interpreted"
+                f"{label_of(small)}: {count} elements, of at most {MOST_ELEMENTS} that are interpreted"
             )
             continue
         try:
@@ -351,9 +365,10 @@ def _checked_shapes(
         if reason:
             reasons.append(f"{label_of(small)}: {reason}")
         else:
-            found.append(CheckedShape(small, inputs, answers, outputs))
+            found.append(CheckedShape(dict(small), inputs, answers, outputs))
     if not found:
-        raise Refusal(f"the kernel agrees with the reference on no small shape: {'; '.join(reasons)}")
+        telling = "; ".join(dict.fromkeys([reasons[0], reasons[-1]]))
+        raise Refusal(f"the kernel agrees with the reference on no small shape: {telling}")
     return found
 
 
@@ -388,7 +403,8 @@ def _shrunk(dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int
     one size may have to be equal."""
     found, began = dict(dims), time.process_time()
     for whole in dict.fromkeys(dims.values()):
-        tried = {n: max(LEAST, whole // SHRUNK) if dims[n] == whole else size for n, size in found.items()}
+        less = min(whole, max(LEAST, whole // SHRUNK))
+        tried = {n: less if dims[n] == whole else size for n, size in found.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
             if tried != found and time.process_time() - began < SLOW_SECONDS and seed.traced(tried, defaults):
                 found = tried
@@ -424,11 +440,9 @@ def _product_work(
 ) -> dict[str, int]:
     """Floating-point operations of matrix products, as XLA counts them in the reference."""
     found = {}
-    names = ", ".join(o.name for o in operands)
     for label, dims in shapes.items():
         try:
-            called = eval(f"lambda {names}: reference({oracle.call})", _scope(oracle))
-            lowered = jax.jit(called).lower(*shaped(operands, dims))
+            lowered = jax.jit(_called(oracle, oracle.call, operands)).lower(*shaped(operands, dims))
             analysis = lowered.cost_analysis() or {}
             found[label] = int(analysis.get("flops", 0)) if "dot_general" in lowered.as_text() else 0
         except Exception:  # noqa: BLE001 - a reference that is not JAX

@@ -129,8 +129,10 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
             heavy = heavy or found[-1].seconds > RUN_GOAL
             few = thinned(seed, small, holds, None, THINNEST if small in wide else THIN) if heavy else small
             wide += [few] if small in wide else []
-            if few != small and not refused(few, LOOPED_SECONDS):
-                del found[-2]  # each is run for every kind of inputs and every value of a knob
+            if any(few == shape.dims for shape in found[:-1]):
+                del found[-1]  # each is run for every kind of inputs and every value of a knob
+            elif few != small and not refused(few, LOOPED_SECONDS):
+                del found[-2]
             continue
         heavy = heavy or reason.startswith(TOO_SLOW)
         if reason.startswith(TOO_SLOW) and small not in wide:

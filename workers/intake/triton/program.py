@@ -7,6 +7,7 @@ small shapes of the same kind, against the reference, and with other values of w
 import ast
 import importlib
 import inspect
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -404,8 +405,9 @@ def _judged(
     site: CallSite, text: KernelModule, notes: list[str], values: str, patience: float = 1.0
 ) -> Answer:
     """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. Shapes with loops on which the
-    interpreter is slow are for knobs alone, but for the quickest. ``patience``: below 1, all slow ones are, and there
-    is so much less time to try kinds and values."""
+    interpreter is slow are for knobs alone, but for the quickest, and where the kernel judges itself those beyond
+    QUICK_SECONDS together. ``patience``: below 1, all slow ones are, and there is so much less time to try kinds and
+    values."""
     _prepare_interpreter()
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
@@ -418,16 +420,20 @@ def _judged(
         site.operands = [o if o.form == GIVEN else replace(o, values="") for o in site.operands]
     work = Ahead(lambda: product_work(seed))
     work.begin([()])
-    quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or [min(shapes, key=lambda s: s.seconds)]
+    ranked = sorted(shapes, key=lambda s: s.seconds)
+    quick = [s for s in shapes if s.seconds <= QUICK_SECONDS] or ranked[:1]
+    spent = itertools.accumulate(s.seconds for s in ranked)
+    together = [s for s, seconds in zip(ranked, spent, strict=True) if seconds <= QUICK_SECONDS] or ranked[:1]
     loops = sorted((s for s in shapes if s.looped), key=lambda s: s.seconds)
     slow = [s.dims for s in loops[1:] if s.seconds > QUICK_SECONDS]
     every, shapes = shapes, quick if patience < 1.0 else [s for s in shapes if s.dims not in slow]
+    tried = together if site.reference == SELF and shapes is not quick else shapes
     small = [shape for shape in shapes if not shape.looped] or shapes
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     trials = Trials(seed, small, wide)
-    kinds = input_kinds(seed, shapes, patience)
+    kinds = input_kinds(seed, tried, patience)
     for shape in every:
-        if shape not in shapes:
+        if shape not in tried:
             kinds.add("randn", shape.outputs, shape.answers)
     site.operands = kinds.operands
     try:

@@ -253,8 +253,9 @@ class Recording(TorchFunctionMode):
         """``target[...] = value``."""
         var = self._var(target)
         given = self._var(value) if isinstance(value, torch.Tensor) else value
-        known = var is not None and var.kind != "input" and given is not None
-        known = known and not getattr(given, "foreign", "")
+        if target is value:
+            return
+        known = var is not None and given is not None and not getattr(given, "foreign", "")
         if not known or not self._work.assigned(var, given, user_line()):  # type: ignore[arg-type]
             raise Refusal(f"torch computes {name} on a tensor", user_line())
 
@@ -275,7 +276,7 @@ class Recording(TorchFunctionMode):
                 return tensor
         var = self._var(tensor)
         if var is None or var.is_foreign:
-            foreign(self._trace, name, result)
+            foreign(self._trace, var.foreign if var and var.foreign else name, result)
             return result
         copy = self._work.copied(var, result.contiguous(), user_line())
         if copy is None:

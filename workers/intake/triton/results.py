@@ -132,22 +132,29 @@ def root_of(var: Var) -> Var:
 def root_uses(trace: Trace, steps: Sequence[Any]) -> dict[int, str]:
     """By the identity of a tensor that is no view, what kernels do with it: ``read``, ``written`` or ``both``."""
     found: dict[int, str] = {}
-    for launch in (step for step in steps if isinstance(step, Launch)):
-        for root, uses in launch_uses(trace, launch).items():
+    for step in (step for step in steps if isinstance(step, Launch | Work)):
+        for root, uses in launch_uses(trace, step).items():
             use = uses.pop() if len(uses) == 1 else "both"
             found[root] = use if found.get(root, use) == use else "both"
     return found
 
 
-def launch_uses(trace: Trace, launch: Launch) -> dict[int, set[str]]:
-    """By the identity of a tensor that is no view, what a launch does with it through its arguments."""
+def launch_uses(trace: Trace, launch: Launch | Work) -> dict[int, set[str]]:
+    """By the identity of a tensor that is no view, what a launch does with it through its arguments; in place of torch
+    arguments of the call alone, of which a part that is written leaves the rest."""
     found: dict[int, set[str]] = {}
+    if isinstance(launch, Work):
+        target = launch.target, "written" if launch.target.base is None else "both"
+        for root, use in ((root_of(v), use) for v, use in (*((v, "read") for v in launch.reads), target)):
+            if root.kind == "input":
+                found.setdefault(id(root), set()).add(use)
+        return found
     uses = argument_uses(launch)
     for parameter, value in launch.arguments.items():
         value = value.base if isinstance(value, TensorWrapper) else value
-        var = trace.find(value) if isinstance(value, torch.Tensor) else None
-        if var is not None:
-            found.setdefault(id(root_of(var)), set()).add(uses.get(parameter, "read"))
+        known = trace.find(value) if isinstance(value, torch.Tensor) else None
+        if known is not None:
+            found.setdefault(id(root_of(known)), set()).add(uses.get(parameter, "read"))
     return found
 
 

@@ -312,8 +312,6 @@ class TorchKernels:
         if expression is None or options or not all(isinstance(v, Var | int | float) for v in values):
             return None
         target = values[0] if plain.endswith("_") else self._make(result, self._shape(values, result))
-        if plain.endswith("_") and target.kind == "input":
-            return None
         return target if elementwise(self._trace, function, expression, values, target, line) else None
 
     def _shape(self, values: Sequence[Any], result: torch.Tensor) -> list[Any]:

@@ -50,13 +50,9 @@ class Bound:
     tables: tuple[Tables, ...]
 
 
-def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
-    """Bind operands of the exported module by number. Raises ``mosaic_ir.ModuleError`` for what cannot be bound.
-
-    With ``constants`` tables that are constants of the program are bound where no operand is known, too.
-    """
-    if not known and not constants:
-        return Bound(serialized, serialized, _simplify_scalars(serialized), ())
+def bind(serialized: bytes, known: Known) -> Bound:
+    """Bind operands of the exported module by number, and tables that are constants of the program. Raises
+    ``mosaic_ir.ModuleError`` for what cannot be bound."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = read.inlined_module(serialized)
         _fold(module, known)
@@ -65,22 +61,18 @@ def bind(serialized: bytes, known: Known, *, constants: bool = False) -> Bound:
         folded = serialized_module(module)
         module = read.parse(folded)
         tables = [_write_tables(call, known) for call in _calls(read.main_function(module))]
-        return Bound(serialized, folded, _simplify_scalars(serialized_module(module)), tuple(tables))
-
-
-def _simplify_scalars(serialized: bytes) -> bytes:
-    """The module with its kernels' scalar code written so that the simulator can follow it."""
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module = read.parse(serialized)
-        changed = False
         for call in _calls(module):
-            config, kernel = body_of(call)
-            with kernel.module.context, ir.Location.unknown():
-                simplified = with_known_sizes(kernel, {}) + without_divisions(kernel) > 0
-            if simplified:
-                replace_body(call, config, kernel.module)
-            changed = changed or simplified
-        return serialized_module(module) if changed else serialized
+            _simplify_scalars(call)
+        return Bound(serialized, folded, serialized_module(module), tuple(tables))
+
+
+def _simplify_scalars(call: Any) -> None:
+    """Write a kernel's scalar code so that the simulator can follow it."""
+    config, kernel = body_of(call)
+    with kernel.module.context, ir.Location.unknown():
+        simplified = with_known_sizes(kernel, {}) + without_divisions(kernel)
+    if simplified:
+        replace_body(call, config, kernel.module)
 
 
 def _calls(main: Any) -> list[Any]:
@@ -185,6 +177,8 @@ def _evaluate(
     try:
         results = stablehlo.eval_module(program, list(arguments.values()))
     except Exception as error:
+        if not arguments:
+            return {}
         raise read.ModuleError(f"what follows from known operands cannot be evaluated: {error}") from error
     return dict(zip(wanted, results, strict=True))
 
@@ -241,7 +235,9 @@ def _write_tables(call: Any, known: Known) -> Tables:
         if values is not None and min(kernel.grid, default=1) > 0 and kernel.is_table(number)
     }
     if sum(values.size for values in tables.values()) > MAX_VALUES:
-        raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
+        if known:
+            raise read.ModuleError(f"a kernel with more than {MAX_VALUES} known values")
+        return {}
     with kernel.module.context, ir.Location.unknown():
         with_known_sizes(kernel, tables)
         for early in (True, False):

@@ -11,6 +11,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from tilewright.workers.runners.mosaic import ir as read
+from tilewright.workers.runners.mosaic.scalar_flow import COMPARE
 
 _WORD = 31
 _DIVISIONS = ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui", "arith.floordivsi")
@@ -131,7 +132,15 @@ def _join(ranges: Sequence[Range | None]) -> Range | None:
 
 
 def _constant_of(value: Any) -> int | None:
-    if isinstance(value.owner, ir.Block) or read.name_of(value.owner) != "arith.constant":
+    """The number that a value always is; ``jnp`` divides by a choice between its divisor and 1, in place of 0."""
+    if isinstance(value.owner, ir.Block):
         return None
-    attribute = value.owner.operation.attributes["value"]
-    return int(ir.IntegerAttr(attribute).value) if str(value.type) in ("i32", "index", "i64") else None
+    name, operation = read.name_of(value.owner), value.owner.operation
+    if name == "arith.select" and read.name_of(operation.operands[0].owner) == "arith.cmpi":
+        test = operation.operands[0].owner.operation
+        sides = [_constant_of(side) for side in test.operands]
+        holds = None in sides or COMPARE[ir.IntegerAttr(test.attributes["predicate"]).value](*sides)
+        return None if None in sides else _constant_of(operation.operands[1 if holds else 2])
+    if name != "arith.constant" or str(value.type) not in ("i32", "index", "i64"):
+        return None
+    return int(ir.IntegerAttr(operation.attributes["value"]).value)

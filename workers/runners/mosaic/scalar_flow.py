@@ -28,7 +28,7 @@ class Unresolved(ValueError):
     """Control flow that does not follow from grid indices and constants, or takes too long to follow."""
 
 
-_COMPARE: Sequence[Callable[[int, int], int]] = (
+COMPARE: Sequence[Callable[[int, int], int]] = (
     lambda a, b: a == b,
     lambda a, b: a != b,
     lambda a, b: a < b,
@@ -345,7 +345,7 @@ def _node(op: Any, numbers: _Numbers) -> _Node | None:
         return _Node("constant", results, value=int({"true": "1", "false": "0"}.get(text, text)))
     if name == "arith.cmpi":
         predicate = int(ir.IntegerAttr(operation.attributes["predicate"]).value)
-        return _Node("scalar", results, operands, _COMPARE[predicate])
+        return _Node("scalar", results, operands, COMPARE[predicate])
     if name in _PASS:
         return _Node("scalar", results, operands, lambda a: a)
     if name == "arith.select":

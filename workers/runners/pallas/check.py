@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
+from jax._src import callback as callbacks
 from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
@@ -46,11 +47,17 @@ Place = tuple[Any, ...]
 
 
 def install() -> None:
-    """Let the interpreter know views, and axes that ``jax.vmap`` puts in front of a grid."""
+    """Let the interpreter know views, and axes that ``jax.vmap`` puts in front of a grid, and call Python at once."""
+    vars(callbacks)["io_callback_impl"] = _called
     vars(interpreter)["_get_parallel_dim_semantics"] = _parallel
     for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
         setattr(interpreter, name, interpreter.fail_on_exception(made))
     vars(interpreter)["dma_wait"] = _dma_wait
+
+
+def _called(*values: Any, callback: Callable[..., Any], **_: Any) -> Any:
+    """JAX's own puts each number on a device first, which takes longer than what is done with it."""
+    return jax.tree.map(np.asarray, callback(*values))
 
 
 def _dma_wait(token: Any, *call: Any, **options: Any) -> Any:

@@ -28,7 +28,7 @@ class WidenSpace:
             if len(values) < 2 or len(sizes) != len(values):
                 continue
             wide, narrow = 2 * max(sizes), min(sizes) // 2
-            if wide <= 16384:
+            if wide <= 16384 and f"{name} <= {max(sizes)}" not in kernel.constraints:
                 found.append(Site(f"{name}/{wide}", f"allow {name} = {wide}", (name, wide, len(values))))
             if narrow >= 64:
                 found.append(Site(f"{name}/{narrow}", f"allow {name} = {narrow}", (name, narrow, 0)))

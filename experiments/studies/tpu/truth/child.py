@@ -196,7 +196,7 @@ def bind(module: bytes, known: dict[int, Any]) -> bytes:
     """The module with known tables written by its kernels."""
     from tilewright.workers.runners.mosaic.known_operands import bind as bound
 
-    return bound(module, known, constants=True).costed
+    return bound(module, known).costed
 
 
 def compile_for(spec: dict[str, Any], exported: Any, module: bytes, shapes: list[Any]) -> Any:
