@@ -19,30 +19,12 @@ import numpy as np
 MAGIC = b"TWF1"
 PREFIX = struct.Struct(">4sIQ")
 MAX_HEADER_BYTES = 8 << 20
-_NUMPY_DTYPES = [
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
-_ML_DTYPES = [
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e8m0fnu",
-    "float8_e4m3",
-    "int4",
-    "uint4",
-    "float4_e2m1fn",
-]
+_NUMPY_DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
+_ML_DTYPES = (
+    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3", "int4", "uint4", "float4_e2m1fn",
+)  # fmt: skip
 
 
 class FrameError(ValueError):
