@@ -151,6 +151,8 @@ class SumReader:
             if any(f.startswith(("@0:", "@1:")) for s in sides for f in s.factors):
                 sides = [s.along(1) for s in sides]  # a row beside a tile
             return _SIGNS[type(node.op)](*sides)
+        if self._of_zero(node):
+            return constant(0)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self.read(node.operand, again) * constant(-1)
         if isinstance(node, ast.Subscript):
@@ -187,7 +189,25 @@ class SumReader:
             isinstance(node, ast.Constant) and isinstance(node.value, int)
         )
         ranged = isinstance(node, ast.Call) and device_call(node, self.tl) == "arange"
-        return plain or leaf or ranged or transparent(node, self.tl) is not None or self.varies(node)
+        return (
+            self._of_zero(node)
+            or plain
+            or leaf
+            or ranged
+            or transparent(node, self.tl) is not None
+            or self.varies(node)
+        )
+
+    def _of_zero(self, node: ast.expr | None) -> bool:
+        """Whether a number is zero, as a quotient or a remainder of zero is."""
+        for _ in range(_DEEPEST):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Mod):
+                node = node.left
+            elif isinstance(node, ast.Name):
+                node = self.bound.get(node.id)
+            else:
+                break
+        return isinstance(node, ast.Constant) and node.value == 0
 
     def varies(self, node: ast.AST) -> bool:
         """Whether an expression is a tile: whether a range is in what it is made of."""
