@@ -149,7 +149,8 @@ WRITTEN = {
     ],
     "columns' numbers that the loop advances, in the mask": [
         ("    for start_n", "    cols = tl.arange(0, BLOCK_N)\n    for start_n"),
-        (KEEP, "(offs_m[:, None] >= cols[None, :]) & (cols[None, :] < N_K)"), (BASES, BASES + "        cols += BLOCK_N\n"),
+        (KEEP, "(offs_m[:, None] >= cols[None, :]) & (cols[None, :] < N_K)"),
+        (BASES, BASES + "        cols += BLOCK_N\n"),
     ],
     "a helper that holds the loop, called twice": [
         (LOOP, "".join(
