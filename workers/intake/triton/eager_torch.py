@@ -1,5 +1,5 @@
-"""Torch without its compiler and its algebra: what is read in runs eagerly, on plain sizes, and importing them takes
-seconds.
+"""Torch without its compiler, its algebra and its distributed tensors: what is read in runs eagerly, on plain sizes,
+and importing them takes seconds.
 """
 
 import importlib
@@ -26,17 +26,17 @@ class _StandIn(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def _undecorated(fn: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
-    return fn
+def _undecorated(fn: object = None, *_: object, **__: object) -> Callable[..., Any]:
+    return fn if callable(fn) else _undecorated
 
 
 class _Symbol:
-    """What no number of a process without symbolic algebra is."""
+    """What no number of a process without symbolic algebra is, and no tensor of one process."""
 
 
 def without_compiler() -> None:
-    """Put stand-ins in place of ``torch._dynamo``, of symbolic sizes, and of the algebra under them, unless they are
-    there."""
+    """Put stand-ins in place of ``torch._dynamo``, of distributed tensors, of symbolic sizes, and of the algebra under
+    them, unless they are there."""
     plain: dict[str, object] = {
         **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),
         "statically_known_true": bool, **dict.fromkeys(("guarding_hint_or_throw", "size_hint"), lambda size: size),
@@ -45,9 +45,19 @@ def without_compiler() -> None:
         "sym_eq": operator.eq, "sym_and": lambda *given: all(given), "sym_or": lambda *given: any(given),
     }  # fmt: skip
     importlib.import_module("torch.fx.experimental._config")  # which the real ones bring
+    decorators = (
+        "disable",
+        "allow_in_graph",
+        "assume_constant_result",
+        "graph_break",
+        "mark_dynamic",
+        "mark_static",
+    )
+    plainly = dict.fromkeys(decorators, _undecorated)
     package = "__path__ __all__"  # imports of its parts ask for them
     every = (
-        _StandIn("torch._dynamo", package, disable=_undecorated),
+        _StandIn("torch._dynamo", package, substitute_in_graph=lambda *_, **__: _undecorated, **plainly),
+        _StandIn("torch.distributed.tensor", package, DTensor=_Symbol),
         _StandIn("sympy", package, Basic=_Symbol),
         _StandIn("torch.fx.experimental.symbolic_shapes", "__all__", **plain),
     )
