@@ -1,5 +1,5 @@
-"""Torch without its compiler, its algebra and its distributed tensors: what is read in runs eagerly, on plain sizes,
-and importing them takes seconds.
+"""Torch without its compiler and its algebra: what is read in runs eagerly, on plain sizes, and importing them takes
+seconds.
 """
 
 import importlib
@@ -31,12 +31,12 @@ def _undecorated(fn: object = None, *_: object, **__: object) -> Callable[..., A
 
 
 class _Symbol:
-    """What no number of a process without symbolic algebra is, and no tensor of one process."""
+    """What no number of a process without symbolic algebra is."""
 
 
 def without_compiler() -> None:
-    """Put stand-ins in place of ``torch._dynamo``, of distributed tensors, of symbolic sizes, and of the algebra under
-    them, unless they are there."""
+    """Put stand-ins in place of ``torch._dynamo``, of symbolic sizes, and of the algebra under them, unless they are
+    there."""
     plain: dict[str, object] = {
         **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),
         "statically_known_true": bool, **dict.fromkeys(("guarding_hint_or_throw", "size_hint"), lambda size: size),
@@ -57,7 +57,6 @@ def without_compiler() -> None:
     package = "__path__ __all__"  # imports of its parts ask for them
     every = (
         _StandIn("torch._dynamo", package, substitute_in_graph=lambda *_, **__: _undecorated, **plainly),
-        _StandIn("torch.distributed.tensor", package, DTensor=_Symbol),
         _StandIn("sympy", package, Basic=_Symbol),
         _StandIn("torch.fx.experimental.symbolic_shapes", "__all__", **plain),
     )
