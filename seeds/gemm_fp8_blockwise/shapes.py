@@ -82,7 +82,7 @@ def gemm_suites() -> Mapping[str, Suite]:
     decode = tuple(_gemm(f"decode/{m}x{n}x{k}", -(-m // 4) * 4, n, k) for m, n, k in DECODE)
     ragged = (_gemm("check/ragged", 37, 320, 640), _gemm("check/one", 1, 576, 1152))
     ten = (*SERVING_WEIGHTS, *OTHER_WEIGHTS)
-    some, tens = serving((128, 256, 512), ten), serving((32, 48, 64), ten)
+    some, tens = serving((128, 256, 512), ten), serving((32, 64), ten)
     others = {"few-rows": serving((1, 16, 64)), "tens-of-rows": tens, "serving": serving()}
     return MappingProxyType(
         {

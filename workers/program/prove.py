@@ -26,7 +26,7 @@ from tilewright.workers.program.calls import MOST_CALLS, Watch, answers, numbers
 from tilewright.workers.program.launches import is_wrapped, short
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
-from tilewright.workers.program.step import BadStep, Program, parameters, reason, results, synchronise
+from tilewright.workers.program.step import BadStep, Program, parameters, real, reason, results, synchronise
 from tilewright.workers.program.turns import Rounds, middle, ratio
 
 STARTS = 3
@@ -412,7 +412,7 @@ class Proof:
                         f"result {n} {short(t)}": numbers(t) for n, t in enumerate(found) if t.numel() > 1
                     }
                     noted = {
-                        name: t.detach().reshape(-1)[:: t.numel() // SAMPLED | 1].to("cpu", copy=True)
+                        name: real(t.detach()).reshape(-1)[:: t.numel() // SAMPLED | 1].to("cpu", copy=True)
                         for name, t in noted.items()
                     }
             synchronise()

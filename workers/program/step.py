@@ -74,7 +74,8 @@ def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Param
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of floats; others as they are."""
+    """Complex numbers as pairs of floats, sparse ones among their zeros; others as they are."""
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

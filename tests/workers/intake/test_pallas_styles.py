@@ -237,6 +237,11 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
         assert picked(found.closed({}, {})) == ({2}, set())
     _, _, reasons = seed.lowered({"one": {}}, ["o0", "o1"], None, {"one": {}})
     assert reasons == [], "a stated grid keeps the alias"
+    copied = pl.pallas_call(
+        lambda x, out: out.__setitem__(..., x[...]), out_shape=jax.ShapeDtypeStruct((8, 128), "float32")
+    )
+    unread = SeedBuild(chip, lambda params: lambda x, pages: [copied(x)], operands[1:])
+    assert trial._moved(unread, {}, {}) == 2 * 8 * 128 * 4
 
 
 def test_a_shape_is_made_smaller_and_in_no_dimension_larger():

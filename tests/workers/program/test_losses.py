@@ -283,7 +283,11 @@ def test_a_function_is_found_wrong_on_whichever_kind_of_call(
 
     def step(state: Any) -> Any:
         made = [module.scaled(x).sum() for x in state]
-        return sum(made) if kind == "real" else [sum(made) * 1j, complex(0, made[-1])]
+        return (
+            sum(made)
+            if kind == "real"
+            else [sum(made) * 1j, complex(0, made[-1]), made[-1][None].to_sparse()]
+        )
 
     proof = proof_of(
         "several", step, lambda: [torch.ones(n, 3) for n in range(1, 10)], tmp_path / "several.py", "scaled"

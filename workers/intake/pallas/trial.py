@@ -223,10 +223,15 @@ def _written(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]
 
 
 def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
-    """Bytes of what a kernel must read and write, where integers say which part of an operand it reads; 0 elsewhere."""
+    """Bytes of what a kernel must read and write, where integers say which part of an operand it reads, or nothing
+    reads one; 0 elsewhere."""
     closed = seed.closed(dims, params)
     parts, changed = picked(closed)
-    if not parts or not any(operand.dtype == "int32" for operand in seed.operands):
+    if not any(operand.dtype == "int32" for operand in seed.operands):
+        parts, changed = set(), set()
+    asked = [v for e in closed.jaxpr.eqns for v in e.invars] + closed.jaxpr.outvars
+    parts |= {n for n, v in enumerate(closed.jaxpr.invars) if not any(v is one for one in asked)}
+    if not parts:
         return 0
     read = (a for n, a in enumerate(closed.in_avals) if n not in parts)
     written = (a for n, a in enumerate(closed.out_avals) if n not in changed)

@@ -152,9 +152,9 @@ def launch_uses(trace: Trace, launch: Launch | Work) -> dict[int, set[str]]:
     uses = argument_uses(launch)
     for parameter, value in launch.arguments.items():
         value = value.base if isinstance(value, TensorWrapper) else value
-        var = trace.find(value) if isinstance(value, torch.Tensor) else None
-        if var is not None:
-            found.setdefault(id(root_of(var)), set()).add(uses.get(parameter, "read"))
+        known = trace.find(value) if isinstance(value, torch.Tensor) else None
+        if known is not None:
+            found.setdefault(id(root_of(known)), set()).add(uses.get(parameter, "read"))
     return found
 
 
