@@ -431,8 +431,7 @@ def _without_advances(
                 if len(stride.parts) == len(by.parts):
                     turn = Sum({(variable,): 1}) - reader.read(ast.parse(start, mode="eval").body)
                     running[name] = reader.read(first) + stride * turn
-                    readers = [s for s in body if s is not statement and name in s.reads]
-                    if all(calls(s.node, tl, "load") for s in readers):
+                    if all(calls(s.node, tl, "load") or s is statement for s in body if name in s.reads):
                         continue
         kept.append(statement)
     return kept, running

@@ -155,10 +155,8 @@ class SumReader:
             return constant(0)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self.read(node.operand, again) * constant(-1)
-        if isinstance(node, ast.Subscript):
-            axis = expanded(node)
-            if axis is not None:
-                return self.read(node.value, again).along(axis)
+        if isinstance(node, ast.Subscript) and (axis := expanded(node)) is not None:
+            return self.read(node.value, again).along(axis)
         if inner := transparent(node, self.tl):
             return self.read(inner, again)
         if isinstance(node, ast.Call) and device_call(node, self.tl) == "arange" and len(node.args) == 2:
@@ -172,8 +170,7 @@ class SumReader:
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             return None
         sides = [self.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
+        sides = [s if axis is None else s.along(axis) for s in sides]
         if isinstance(node.ops[0], ast.Gt | ast.GtE):
             sides.reverse()
         if isinstance(node.ops[0], ast.LtE | ast.GtE):
@@ -203,10 +200,7 @@ class SumReader:
         for _ in range(_DEEPEST):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Mod):
                 node = node.left
-            elif isinstance(node, ast.Name):
-                node = self.bound.get(node.id)
-            else:
-                break
+            node = self.bound.get(node.id) if isinstance(node, ast.Name) else node
         return isinstance(node, ast.Constant) and node.value == 0
 
     def varies(self, node: ast.AST) -> bool:
