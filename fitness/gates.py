@@ -122,7 +122,7 @@ def _read_agreement(
 ) -> GateReading:
     """The reading of the output that is nearest to its bar, or farthest below."""
     reference = references[gate.reference]
-    for name, other in references[gate.either].items() if gate.either else ():
+    for name, other in (pair for beside in gate.either for pair in references[beside].items()):
         same = ~elements.differing(outputs[name], other).reshape(other.shape)
         outputs = {**outputs, name: np.where(same, reference[name], outputs[name])}
     counted = references[gate.counted] if gate.counted else {}

@@ -149,8 +149,8 @@ class AgreementGate:
     are compared as the values they stand for."""
     leans: bool = False
     """Whether all differences may go one way, as those of the operator's own kernel near ties do."""
-    either: str = ""
-    """Name of codes that are as good: in less precision, where float64 decides a tie that others do not see."""
+    either: tuple[str, ...] = ()
+    """Names of codes that are as good: in less precision, where float64 decides a tie that others do not see."""
 
 
 Gate = SnrGate | BitExactGate | AgreementGate

@@ -1,12 +1,14 @@
 """From a campaign's configuration to its portfolio of proposers."""
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.resolve import Resolved
@@ -186,6 +188,13 @@ def _chat_client(config: LlmConfig, journal: Journal, home: Path, note: Callable
         endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds, config.retries, note)
     except ModuleNotFoundError as error:
         raise UserError("llm: the openai client is not installed; pip install 'tilewright[llm]'.") from error
+    place = urlsplit(config.base_url)
+    try:  # before the first question, which waits for a seed's figures
+        if not getproxies():
+            port = place.port or (80 if place.scheme == "http" else 443)
+            socket.create_connection((place.hostname or "", port), 5).close()
+    except OSError as error:
+        note(f"warning: no connection to the model endpoint {config.base_url}: {error.strerror or error}")
     return ChatClient(journal, config.model, budget, config.completion_tokens, endpoint)
 
 

@@ -179,16 +179,20 @@ def test_a_share_too_small_is_said_with_its_bar():
     assert failure(readings, (gate,)).endswith("at least 90.00% must") and readings[0].bar is None
 
 
-def test_codes_beside_ties_may_be_those_of_float32():
+def test_codes_beside_ties_may_be_either_where_scales_are_not_exact():
     operator = taken.operator("int8 codes")
     workload = operator.suites["small"].check[0]
-    inputs = operator.make_inputs(workload, 2, "usual")
-    x, answers = inputs["x"].astype(np.float32), operator.oracle(workload, inputs)
-    scale = np.maximum(np.abs(x).max(1), np.float32(1e-10)) / np.float32(127)
-    value = x / scale[:, None]
-    half = np.where(value < 0, np.float32(-0.5), np.float32(0.5))
-    for codes, passes in ((np.trunc(value + half), True), (np.floor(value + np.float32(0.5)), False)):
-        readings = read_gates(operator.gates, {"o0": codes.astype(np.int8), "o1": scale}, answers, "usual")
-        assert all(reading.passed for reading in readings) is passes
-        plain = [dataclasses.replace(gate, either="") for gate in operator.gates[:1]]
-        assert not read_gates(plain, {"o0": codes.astype(np.int8)}, answers, "usual")[0].passed
+    for kind, ties in (("usual", False), ("ties", True)):
+        inputs = operator.make_inputs(workload, 2, kind)
+        x, answers = inputs["x"].astype(np.float32), operator.oracle(workload, inputs)
+        scale = np.maximum(np.abs(x).max(1), np.float32(1e-10)) / np.float32(127)
+        value, by = x / scale[:, None], x * (1 / scale)[:, None]
+        away, shorter = (
+            np.trunc(v + np.where(v < 0, np.float32(-0.5), np.float32(0.5))) for v in (value, by)
+        )
+        up, far = np.floor(value + np.float32(0.5)), np.trunc(value * 1.02 + np.where(value < 0, -0.5, 0.5))
+        for codes, passes in ((away, True), (shorter, True), (up, not ties), (far, False)):
+            readings = read_gates(operator.gates, {"o0": codes.astype(np.int8), "o1": scale}, answers, kind)
+            assert all(reading.passed for reading in readings) is passes
+        plain = [dataclasses.replace(gate, either=()) for gate in operator.gates[:1]]
+        assert read_gates(plain, {"o0": away.astype(np.int8)}, answers, kind)[0].passed is ties

@@ -36,11 +36,24 @@ from tilewright.seeds.operator import (
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
 from tilewright.workers.intake.calls.sizes import size_of
-from tilewright.workers.intake.judge.inputs import EXTREME, ROWS, SPECIAL, bound_of, draws, least_of, within
+from tilewright.workers.intake.judge.inputs import (
+    EXTREME,
+    LARGEST_CODES,
+    ROWS,
+    SPECIAL,
+    bound_of,
+    draws,
+    least_of,
+    within,
+)
 from tilewright.workers.intake.judge.reference import function_of, run_reference
 
-NARROW = "in float32"
-"""Name of the reference's codes when it runs in float32."""
+BESIDE = ("in float32, above", "in float32, below")
+"""Names of the reference's codes in float32 on inputs that are changed by less than ``NEAR``, and by as much the other
+way: of a value beside a tie they are both neighbours, between which a division by reciprocals may decide otherwise."""
+
+NEAR, EXACT = 2.0**-20, np.frexp(LARGEST_CODES)[0]
+"""Rows whose largest value is a power of two times one of ``EXACT`` have exact scales, and their ties are ties."""
 
 KINDS = ("randn", "spread", "repeated")
 _BORNE: Mapping[str, frozenset[str]] = {
@@ -229,7 +242,7 @@ class TakenOperator:
         for result in self.results:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
-                either = NARROW if self.precision == "float64" else ""
+                either = BESIDE if self.precision == "float64" else ()
                 gate = AgreementGate(
                     result.name, result.name, (result.name,), least, leans=leans, either=either
                 )
@@ -264,11 +277,13 @@ class TakenOperator:
     def _references(
         self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> dict[str, Arrays]:
-        """References by name: one for each result, and the codes in float32 as ``NARROW``."""
+        """References by name: one for each result, and codes beside ties as ``BESIDE``."""
         found = {name: {name: answer} for name, answer in self.answers(inputs, at).items()}
         if codes := [g.reference for g in self.gates if isinstance(g, AgreementGate) and g.either]:
-            other = dataclasses.replace(self, precision="float32").answers(inputs, at)
-            found[NARROW] = {name: other[name] for name in codes}
+            narrow = dataclasses.replace(self, precision="float32")
+            for way, name in zip((NEAR, -NEAR), BESIDE, strict=True):
+                near = narrow.answers({n: _changed(a, way) for n, a in inputs.items()}, at)
+                found[name] = {name: near[name] for name in codes}
         return found
 
     def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
@@ -375,6 +390,23 @@ def thinned_places(
         kept[axis] = np.unique(np.concatenate([np.arange(s, s + run) for s in (*starts, sizes[axis] - run)]))
         over /= sizes[axis] / len(kept[axis])
     return kept
+
+
+def _changed(values: Any, most: float) -> Any:
+    """Floats (an array, or a tensor of a device) with each changed by a share of its own below ``most``, but where
+    scales are exact."""
+    import torch
+
+    wide = values if isinstance(values, torch.Tensor) else None
+    if wide is None and is_float(values.dtype.name):
+        wide = torch.from_numpy(values.astype(np.float32))
+    if wide is None or not (wide.is_floating_point() and wide.ndim and wide.numel()):
+        return values
+    wide = wide.float()
+    share = torch.arange(wide.numel(), device=wide.device).mul(40503).remainder(1 << 16).reshape(wide.shape)
+    exact = sum(torch.frexp(wide.abs().amax(-1, keepdim=True)).mantissa == float(e) for e in EXACT)
+    near = torch.where(exact > 0, wide, wide * (1 + most * (share / (1 << 15) - 1)))
+    return near if isinstance(values, torch.Tensor) else near.numpy()
 
 
 def as_result(value: np.ndarray, dtype: str) -> np.ndarray:

@@ -29,7 +29,8 @@ _PROVIDED = {
     "NAN": "__int_as_float(0x7fffffff)", "INT_MAX": "2147483647", "INT_MIN": "(-2147483647 - 1)",
     "M_PI": "3.14159265358979323846", "M_SQRT1_2": "0.70710678118654752440",
     "int8_t": "signed char", "uint8_t": "unsigned char", "int16_t": "short", "uint16_t": "unsigned short",
-    "int32_t": "int", "uint32_t": "unsigned int", "int64_t": "long long", "uint64_t": "unsigned long long",
+    "int32_t": "int", "uint32_t": "unsigned int", "int64_t": "long long",
+    **dict.fromkeys(("uint64_t", "uintptr_t"), "unsigned long long"),
 }  # fmt: skip
 """What the C library's headers would have defined; NVRTC has none."""
 

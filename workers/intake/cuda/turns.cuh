@@ -10,8 +10,9 @@ template <typename T> struct Element {
 template <typename T, bool READ> struct Ahead {
     const T* at;
     unsigned* bits;
-    __device__ Ahead operator+(long long n) const { return {at + n, bits}; }
-    __device__ Element<T> operator[](long long n) const {
+    __device__ operator const T*() const { return at; }
+    template <typename I> __device__ Ahead operator+(I n) const { return {at + n, bits}; }
+    template <typename I> __device__ Element<T> operator[](I n) const {
         unsigned read = 0;
         if (READ && sizeof(T) == 4) asm volatile("ld.global.b32 %0, [%1];" : "=r"(read) : "l"(at + n));
         *bits ^= read;

@@ -73,7 +73,7 @@ SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": 
 """Kinds with what is no number, some of a few rows each, and negative zeros in others."""
 
 SURE = 64.0
-"""What is no number also meets values so large that a softmax gives most of them no weight."""
+"""What is no number, in one operand, meets others that are so much larger: a softmax gives most of them no weight."""
 
 SIGNED, USUAL, ALIKE, PADDED, TIES = "signed", "usual", "alike", "padded", "ties"
 
@@ -125,7 +125,8 @@ def draws(
     operand that has the caller's own values alone, elsewhere."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
-    lone = rng.choice([o.name for o in operands if is_float(o.dtype)]) if family(kind) == "lone" else ""
+    alone = [o.name for o in operands if is_float(o.dtype) and family(kind) in ("lone", "nan")]
+    lone = rng.choice(alone or [""])
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
     circle = family(kind) == PADDED and rng.random() < 1 / 2
     for operand in operands:
@@ -177,8 +178,10 @@ def draws(
         elif kind == TIES and values.ndim and values.size:
             _ties(values, rng)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
-            values *= rng.choice((1.0, 1.0, SURE))
-            _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
+            if family(kind) == "nan":
+                values *= rng.choice((1.0, 1.0, SURE))
+            if lone in ("", operand.name):
+                _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
     if kind == USUAL:
         _pointed(operands, made, rng)
     if kind in SET_APART:
@@ -360,7 +363,7 @@ def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Gen
     turn, nearly of one value, and rows like the one before. Now and then an operand as a whole is of ones (gradients
     of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is as drawn,
     of ones, below zero, or, as a ``bias`` is, of zeros."""
-    whole = int(rng.integers(12))
+    whole = int(rng.integers(8))
     if values.ndim < 2:
         values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[whole % 4]
         return
