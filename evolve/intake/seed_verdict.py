@@ -79,7 +79,7 @@ def seed_failure(
         while True:
             try:
                 evaluation, gates = _evaluation(
-                    request, answer, target, device and device.lent(), Path(home), seed
+                    request, answer, target, device and device.lend(), Path(home), seed
                 )
             except SeedFailed as error:
                 return str(error)
@@ -200,9 +200,7 @@ def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target:
         row[6] = turned  # it turns codes by its own divisions, and others may turn twice as many
     elif kind in TABLE_KINDS and kind not in answer.get("lost_tables", ()):
         answer["lost_tables"] = (*answer.get("lost_tables", ()), kind)
-        note = (
-            f"timed calls have no inputs of kind {kind}: the original kernel fails on them on {target.name}"
-        )
+        note = f"timed calls have no inputs of kind {kind}: the original fails on them on {target.name}"
     else:
         return False
     answer["notes"] = [*dict.fromkeys([*answer["notes"], note])]

@@ -308,15 +308,9 @@ class Proof:
             return many if calls else "the step never calls it"
         return ""
 
-    def _refuse(self, why: str, layers: bool) -> None:
-        """FP8 layers are the first to go, where they were installed; without them nothing stays."""
-        others = [label for label in self.parts if label != self.fp8]
-        fp8 = layers and self.fp8 in self.parts
-        for label in [self.fp8] if fp8 else [label for label in others if label != PINNED] or others:
-            self._leave_out(label, why)
-
     def _check_program(self) -> None:
-        """Leave out what changes losses, gradients or results, or with which the step fails."""
+        """Leave out what changes losses, gradients or results, or with which the step fails: FP8 layers first, where
+        they were installed; without them nothing stays."""
         while self.parts:
             before = self._trajectory(None)
             try:
@@ -325,7 +319,10 @@ class Proof:
                 why, layers = str(error), True
             if not why:
                 break
-            self._refuse(why, layers)
+            others = [label for label in self.parts if label != self.fp8]
+            fp8 = [self.fp8] if layers and self.fp8 in self.parts else []
+            for label in fp8 or [label for label in others if label != PINNED] or others:
+                self._leave_out(label, why)
 
     def _fault(self, before: dict[str, Any]) -> tuple[str, bool]:
         """What of losses and gradients from the same starts is not as it was with everything installed, and whether
@@ -347,9 +344,8 @@ class Proof:
                 return why, True
         late = len(before["losses"]) - 1
         while late and trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
-            first, bits = (
-                self._trajectory(None, late + 1, nudged=n, since=late)["noted"] for n in (False, True)
-            )
+            runs = (self._trajectory(None, late + 1, nudged=n, since=late) for n in (False, True))
+            first, bits = (run["noted"] for run in runs)
             if _decibels(first, bits) > ROOM_DB:
                 last = self._trajectory(self._installation(self.fp8), late + 1, since=late)["noted"]
                 if why := gradient_fault(first, bits, last):
@@ -408,9 +404,8 @@ class Proof:
                 if number == since and not start:
                     noted = {name: p.grad for name, p in parameters(self.program.state) if p.grad is not None}
                     trains = bool(noted)
-                    noted |= {
-                        f"result {n} {short(t)}": numbers(t) for n, t in enumerate(found) if t.numel() > 1
-                    }
+                    many = ((n, t) for n, t in enumerate(found) if t.numel() > 1)
+                    noted |= {f"result {n} {short(t)}": numbers(t) for n, t in many}
                     noted = {
                         name: real(t.detach()).reshape(-1)[:: t.numel() // SAMPLED | 1].to("cpu", copy=True)
                         for name, t in noted.items()

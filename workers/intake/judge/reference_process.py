@@ -98,11 +98,7 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
         elements = functools.partial(DeviceElements, device=device)
         tables = kind_tables(operator.tables(), kind)
         sample = sampling(operator, workload, int(data["seed"]), tables, elements)
-    arrays = {
-        f"due/{by}/{name}": answer
-        for by, found in sample.references.items()
-        for name, answer in found.items()
-    }
+    arrays = {f"due/{by}/{n}": a for by, found in sample.references.items() for n, a in found.items()}
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})
     return Frame("sampled", {"axes": {name: len(axes) for name, axes in sample.where.items()}}, arrays)

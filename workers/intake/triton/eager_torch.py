@@ -26,8 +26,9 @@ class _StandIn(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def _undecorated(fn: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
-    return fn
+def undecorated(fn: object = None, *_: object, **__: object) -> Callable[..., Any]:
+    """The function that a decorator of torch's compiler is given, or a decorator that does nothing."""
+    return fn if callable(fn) else undecorated
 
 
 class _Symbol:
@@ -45,9 +46,11 @@ def without_compiler() -> None:
         "sym_eq": operator.eq, "sym_and": lambda *given: all(given), "sym_or": lambda *given: any(given),
     }  # fmt: skip
     importlib.import_module("torch.fx.experimental._config")  # which the real ones bring
+    names = "disable allow_in_graph assume_constant_result graph_break mark_dynamic mark_static"
+    plainly = dict.fromkeys(names.split(), undecorated)
     package = "__path__ __all__"  # imports of its parts ask for them
     every = (
-        _StandIn("torch._dynamo", package, disable=_undecorated),
+        _StandIn("torch._dynamo", package, substitute_in_graph=lambda *_, **__: undecorated, **plainly),
         _StandIn("sympy", package, Basic=_Symbol),
         _StandIn("torch.fx.experimental.symbolic_shapes", "__all__", **plain),
     )

@@ -140,11 +140,6 @@ class Recording(TorchFunctionMode):
         )
         return traced_numbers.traced(value, atom, frozenset([atom, scalar_reads.READ]))
 
-    def _known_sizes(self, sizes: Sequence[Any], name: str) -> None:
-        if any(map(scalar_reads.is_read, sizes)):
-            what = f"torch.{name} takes a size from a tensor's values"
-            self._trace.refusals.append((user_line(), what))
-
     # -- what a wrapper asks ---------------------------------------------------------------------
 
     def _var(self, tensor: torch.Tensor) -> Var | None:
@@ -209,7 +204,8 @@ class Recording(TorchFunctionMode):
             size = asked.get("size", given[0] if given else ())
             spread = not isinstance(size, tuple | list | torch.Size)
             sizes = [a for a in given if isinstance(a, int)] if spread else list(size)
-        self._known_sizes(sizes, name)
+        if any(map(scalar_reads.is_read, sizes)):
+            self._trace.refusals.append((line, f"torch.{name} takes a size from a tensor's values"))
         number: Any = 1 if "ones" in name else 0
         if "full" in name:
             number = asked.get("fill_value", args[-1])

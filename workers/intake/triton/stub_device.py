@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import autotuner, interpreter, jit
 
 from tilewright.workers.intake.source import traced_numbers
+from tilewright.workers.intake.triton.eager_torch import undecorated
 from tilewright.workers.intake.triton.trace import Launch, current, user_line
 
 DEVICE = torch.device("cuda", 0)
@@ -180,7 +181,7 @@ def stub_device(part: Mapping[str, int]) -> Iterator[None]:
         *[(torch.cuda, name, _Context) for name in ("device", "device_of", "stream")],
         *[(torch.cuda, name, lambda *a: None) for name in ("set_device", "synchronize", "_lazy_init")],
         *[(torch.cuda, name, _Stream) for name in ("current_stream", "Stream", "Event")],
-        (torch, "compile", _uncompiled),
+        (torch, "compile", undecorated),
         (torch, "_check", _checked),
         (subprocess, "run", _asked(str(part.get("product", "GPU")))),
     ]
@@ -224,11 +225,6 @@ class _Stream(_Context):
         pass
 
     wait_stream = wait_event = record_event = record = synchronize
-
-
-def _uncompiled(model: Any = None, **options: Any) -> Any:
-    """``torch.compile``, as a call or as a decorator, that leaves its function as it is."""
-    return model if model is not None else lambda function: function
 
 
 def _checked(condition: Any, message: Callable[[], str] | None = None) -> None:
