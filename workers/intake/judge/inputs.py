@@ -126,7 +126,7 @@ def draws(
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     alone = [o.name for o in operands if is_float(o.dtype) and family(kind) in ("lone", "nan")]
-    lone = rng.choice(alone) if alone else ""
+    lone = rng.choice(alone or [""])
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
     circle = family(kind) == PADDED and rng.random() < 1 / 2
     for operand in operands:
