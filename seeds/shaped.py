@@ -1,6 +1,6 @@
-"""Parts that operators over a few matrix dimensions share: sizes, what a workload must obey, specs, bytes and suites.
+"""Base classes of operators over M, N and K: dimensions, tensor specs, bytes; and input kinds that products share.
 
-A family's operator derives from ``Shaped`` (or ``Product``) and says ``operands`` and ``results`` of its dimensions.
+A family's operator derives from ``Shaped`` or ``Product`` and defines ``operands`` and ``results``.
 """
 
 import math
@@ -15,26 +15,26 @@ from tilewright.seeds.operator import AgreementGate, Gate, SnrGate, Suite, Tenso
 
 
 class Shaped:
-    """``axes`` name the dimensions a workload has, in the order the specs take them."""
+    """``axes``: names of a workload's dimensions, in the order in which methods take them."""
 
     name: str
     axes: ClassVar[Sequence[str]] = "MK"
 
     @property
     def multiples(self) -> Mapping[str, int]:
-        """What dimensions must be multiples of, by axis."""
+        """By axis, the number that its size must be a multiple of."""
         return {}
 
     def operands(self, *dims: int) -> tuple[TensorSpec, ...]:
-        """Operands in call order, of these dimensions."""
+        """Specs of the operands, in call order, for sizes in the order of ``axes``."""
         raise NotImplementedError
 
     def results(self, *dims: int) -> tuple[TensorSpec, ...]:
-        """Results in return order, of these dimensions."""
+        """Specs of the results, in return order, for sizes in the order of ``axes``."""
         raise NotImplementedError
 
     def dims(self, workload: Workload) -> tuple[int, ...]:
-        """The workload's sizes. Raises ValueError for one that is no multiple of what it must be."""
+        """The workload's sizes in the order of ``axes``. Raises ValueError if one violates ``multiples``."""
         for axis, multiple in self.multiples.items():
             if workload.dims[axis] % multiple:
                 rule = " and ".join(f"{a} to be a multiple of {n}" for a, n in self.multiples.items())
@@ -52,7 +52,7 @@ class Shaped:
         return self.results(*self.dims(workload))
 
     def bytes(self, workload: Workload) -> int:
-        """Operands and scales once, results once."""
+        """Bytes of all operands and results, each moved once."""
         specs = (*self.inputs(workload), *self.outputs(workload))
         return sum(math.prod(spec.shape) * _item_bytes(spec.dtype) for spec in specs)
 
@@ -122,13 +122,14 @@ def integers(
     rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool, most: int = 7,
     far: float = 1.0, width: int = 128,
 ) -> np.ndarray:  # fmt: skip
-    """An operand, float32, of integers 1 to ``most`` whose sums of products are large on the way and small at the end.
+    """A float32 operand of integers 1 to ``most`` that shows accumulators of too few bits.
 
-    Each block of ``width`` of the first half of ``axis`` is like one of the second, as ``seed`` pairs them; with
-    ``mirror`` the second is the negative but for some four zeros. Two operands of one seed, one of them mirrored, have
-    exact products and sums in float32, in any order: an accumulator of fewer bits shows. Each block has its ``most``:
-    with another maximum its e4m3 codes would not be integers times one power of two, and take more bits to sum. Of
-    several pairs of the mirrored operand one is ``far`` larger and leaves nothing: sums have more bits on the way.
+    Two operands with the same ``seed``, one of them with ``mirror``, have a product whose partial sums are large and
+    whose results are small, and all of whose sums are exact in float32, in any order. To that end each block of
+    ``width`` in the first half of ``axis`` is copied to one in the second half, as ``seed`` pairs them; with ``mirror``
+    negated, but for about four elements that become zero. Every block contains ``most``: with another maximum its e4m3
+    codes would not be integers times one power of two. With ``mirror``, one pair of blocks is ``far`` times larger and
+    cancels entirely, so that partial sums need more bits.
     """
     made = rng.integers(1, most + 1, shape).astype(np.float32)
     along = np.moveaxis(made, axis, -1)
@@ -148,8 +149,10 @@ def integers(
 
 
 def peaks(x: np.ndarray, axis: int, width: int, seed: int) -> np.ndarray:
-    """One value of each ``width`` along ``axis``, which becomes the last one. Where it is ``PEAK``, many others have
-    subnormal codes, which count where the other operand of a product has zeros there."""
+    """A view of one element (chosen by ``seed``) of every ``width`` along ``axis``, with that axis moved to the end.
+
+    Set to ``PEAK`` in one operand, and to zero in the other, it makes the rest of a scale block have subnormal codes,
+    and the product depend on them."""
     return np.moveaxis(x, axis, -1)[..., seed % width :: width]
 
 
@@ -157,8 +160,8 @@ def values(
     rng: np.random.Generator, kind: str, shape: tuple[int, ...], axis: int, width: int, seed: int,
     *, first: bool = True, free: int = 1, larger: float = 1.0,
 ) -> np.ndarray:  # fmt: skip
-    """An operand, float32, of a product that quantises on the way, the ``first`` one or the other: ``width`` elements
-    along ``axis``, which is contracted, and ``free`` beside them share a scale.
+    """A float32 operand (the ``first``, or the other) of a product that quantises it. ``axis`` is contracted; a scale
+    block has ``width`` elements along it and ``free`` along the axis beside it.
 
     ``randn``: standard normal. ``outliers``: 1/64 of the rows and columns are 64 times larger, of the other operand's
     contracted lines 16 times; where two meet, by the larger factor: else some elements, whose codes are a matter of
@@ -198,9 +201,10 @@ def values(
 
 
 def turned_steps(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """float64 [M, K]: by how much x [M, K] under scales [M, K/g] changes where its e4m3 code may be the neighbour.
+    """float64 [M, K]: where the e4m3 code of x [M, K] under scales [M, K/g] may round either way, the step between both
+    values; 0 elsewhere.
 
-    ``x / s`` in float32 is off by three roundings at most, however it is computed: only codes near a tie may turn.
+    ``x / s`` in float32 is off by three roundings at most, however it is computed: only codes near a tie are open.
     """
     wide = np.repeat(scale.astype(np.float64), x.shape[1] // scale.shape[1], axis=1)
     ratio = x.astype(np.float64) / wide
@@ -218,12 +222,12 @@ def slack_of(
     *,
     carried: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What an element of ``product(a, b)`` is off by at most, where codes turn and operands are rounded to bfloat16;
-    and the mean square of what it is off by if all codes turn that may.
+    """(largest error, mean square error), float64, that each element of ``product(a, b)`` may have because operands are
+    rounded to bfloat16 and codes near a tie may round either way (``turned_steps``, None for an unquantised operand).
 
-    Which operands a kernel rounds is its own choice (codes times the scale, or times the largest size, with the rest of
-    the scale at the other operand), so what these operands lose says little: all may lose what rounding loses, unless
-    none loses anything: in the second form, too, where operands are ``carried`` so.
+    A kernel may round either operand (the scale may be multiplied into one or the other), so all elements are granted
+    the loss of rounding, unless all are exact in bfloat16: also times ``FP8_MAX``, where the scale may be ``carried``
+    to the other operand so.
     """
     forms = (a, a * FP8_MAX, b, b / FP8_MAX) if carried else (a, b)
     exact = all(_lossless(x) for x in forms)
@@ -284,7 +288,7 @@ def matrix(m: int, k: int, prefix: str = "") -> Workload:
 
 
 def suites_of(lists: Mapping[str, Iterable[Workload]], check: tuple[Workload, ...]) -> Mapping[str, Suite]:
-    """Suites by name, all checked on the same shapes."""
+    """Suites by name; ``lists`` are their timed workloads, ``check`` the shapes that all of them check."""
     return MappingProxyType({name: Suite(name, tuple(timed), check) for name, timed in lists.items()})
 
 

@@ -24,12 +24,12 @@ class SharedTemplate(Template):
     def _key(self) -> Hashable:
         return self._modules, frozenset(self._environment.items())
 
-    def _warmed(self) -> Any:
+    def _ensure_started(self) -> Any:
         if self._channel is None and _idle[self._key]:
             channel, process = _idle[self._key].pop()
             self._channel, self._pid = channel, process.pid
             self._finalizer = weakref.finalize(self, _stop, channel, process)
-        return super()._warmed()
+        return super()._ensure_started()
 
     def start(
         self, config: Mapping[str, object], folder: Path, environment: Mapping[str, str], streams: Streams
@@ -37,8 +37,8 @@ class SharedTemplate(Template):
         self._orders += 1
         return super().start(config, folder, environment, streams)
 
-    def _reaped(self, channel: Any, pid: int) -> int:
-        code = super()._reaped(channel, pid)
+    def _reap_child(self, channel: Any, pid: int) -> int:
+        code = super()._reap_child(channel, pid)
         self._orders -= 1
         return code
 

@@ -489,7 +489,7 @@ class _Tuning:
     def tune_captured(self, captured: Captured) -> TunedFunctions:
         """Tune the captured functions one after the other. Raises UserError if none can be tuned."""
         from tilewright.evolve.intake import child
-        from tilewright.workers.intake.calls.dimensions import as_the_first
+        from tilewright.workers.intake.calls.dimensions import differ_only_in_tensors
 
         names = {id(found): name for name, found in captured.functions.items()}
         every = captured.sorted()
@@ -501,7 +501,7 @@ class _Tuning:
         refused: dict[str, str] = {}
         for found in every:
             name = names[id(found)]
-            kept = as_the_first([call.text for call in found.kept])
+            kept = differ_only_in_tensors([call.text for call in found.kept])
             alike = [call for call, known in zip(found.kept, kept, strict=True) if known]
             if len(alike) < len(found.kept):
                 found.notes.append(

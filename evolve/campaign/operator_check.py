@@ -189,7 +189,7 @@ class _Check:
         threading.Thread(target=run, daemon=True, name="operator's dry run").start()
         deadline = Deadline(os.getpid(), self._seconds)
         try:
-            while not done.done() and (left := deadline.left()) > 0:
+            while not done.done() and (left := deadline.seconds_left()) > 0:
                 wait((done,), left)
             return done.result(0)
         except (Exception, SystemExit) as error:

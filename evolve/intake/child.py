@@ -105,7 +105,7 @@ class Intake:
             self._process.stdin.close()
         self._process.stdin = None
         meanwhile()
-        while (left := deadline.left()) > 0:
+        while (left := deadline.seconds_left()) > 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._process.communicate(timeout=max(1.0, left))
         raise subprocess.TimeoutExpired(self.program, seconds)

@@ -18,7 +18,7 @@ from tilewright.evolve.intake import child, inductor
 from tilewright.evolve.intake.child import holds_cuda
 from tilewright.evolve.intake.tune import Request, resolve_reference, unreadable
 from tilewright.fitness.targets import Target
-from tilewright.workers.intake.calls.dimensions import as_the_first
+from tilewright.workers.intake.calls.dimensions import differ_only_in_tensors
 from tilewright.workers.intake.judge.self_reference import SELF
 
 MODEL, ANSWER = "Model", "ModelNew"
@@ -141,7 +141,7 @@ def _plan_of_task(task: Path, options: Options, folder: Path) -> Plan:
     write_files(folder, files)
     submission, values = folder / "submission.py", "" if options.calls else str(folder / "task_values.npz")
     calls = options.calls or child.calls_of_files([str(folder / "task_calls.py")], submission, Path(values))
-    calls = calls[: [*as_the_first(calls), False].index(False)]  # the values lie by number of call
+    calls = calls[: [*differ_only_in_tensors(calls), False].index(False)]  # the values lie by number of call
     reference = resolve_reference(options.reference or f"{folder / 'reference.py'}:ref_kernel")
     request = Request(submission, "custom_kernel", reference, tuple(calls), values, str(folder))
     return Plan(request, _name(task.resolve().name), files)

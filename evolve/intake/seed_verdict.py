@@ -79,7 +79,7 @@ def seed_failure(
         while True:
             try:
                 evaluation, gates = _evaluation(
-                    request, answer, target, device and device.lent(), Path(home), seed
+                    request, answer, target, device and device.lend(), Path(home), seed
                 )
             except SeedFailed as error:
                 return str(error)
@@ -256,7 +256,7 @@ def _evaluation(
     finally:
         pool.close()
     if len(finished) < draws:
-        raise SeedFailed(f"its evaluation took more than {SECONDS:.0f} s")
+        raise SeedFailed(f"takes more than {SECONDS:.0f} s to be evaluated")
     finished.sort(key=lambda evaluation: evaluation.verdict is Verdict.OK)
     every = tuple(reading for evaluation in finished for reading in evaluation.gates)
     return finished[0].model_copy(update={"gates": every}), resolved.operator.gates

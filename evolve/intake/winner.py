@@ -74,10 +74,15 @@ def _kernel_call_name(function: str) -> str:
 
 
 def winner_module(
-    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str, folder: Path
+    source: str,
+    params: Mapping[str, Any],
+    request: Any,
+    answer: Mapping[str, Any],
+    note: str,
+    folder: Path | None,
 ) -> str:
-    """The winner as a module of its own in ``folder``, with the original's signature: it serves the calls that were
-    tuned, and gives every other one to the original."""
+    """The winner as a module of its own in ``folder`` (None: in any), with the original's signature: it serves the
+    calls that were tuned, and gives every other one to the original."""
     names = [row[0] for row in answer["operands"]]
     kernels, entry = _kernels(source, params, request.name, names)
     calls = [parse(text) for text in answer.get("calls", request.calls)]
@@ -91,6 +96,7 @@ def winner_module(
     python, path = request.path.suffix == ".py", request.path.resolve()
     root, parts = import_place(path) if python else (path.parent, [path.stem])
     module = ".".join(parts)
+    places = [os.path.relpath(place, folder.resolve()) if folder else str(place) for place in (path, root)]
     served = {
         "settled": [texts for texts, _ in settled],
         "operands": [
@@ -105,11 +111,7 @@ def winner_module(
         ),
         "globals": _modules_values(request.path, module, answer.get("settings") or {}),
         "jax": entry not in ("launch", "cuda"),
-        "original": (
-            *(os.path.relpath(place, folder.resolve()) for place in (path, root)),
-            module,
-            request.function,
-        ),
+        "original": (*places, module, request.function),
         "winner": request.name,
     }
     turned = [

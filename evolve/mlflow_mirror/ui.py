@@ -48,14 +48,6 @@ SERVER_SETTINGS = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
-LOOPBACK = ("127.0.0.1", "localhost")
-OWN_NAME = "tilewright.localhost"
-"""Browsers resolve every name below localhost to this machine (RFC 6761, 6.3). MLflow 3.17 opens its assistant over the
-first page at ``localhost`` or ``127.0.0.1``, and has no setting against it; under another name it does not."""
-
-PRIVATE_HOSTS = ("192.168.*", "10.*", *(f"172.{n}.*" for n in range(16, 32)))
-"""Further hosts that MLflow serves by default."""
-
 
 def serve_ui(
     home: Path,
@@ -106,13 +98,11 @@ def serve_ui(
                 )
                 raise UserError(f"no MLflow store at {uri}; {reason}.")
             command = server_command(home, uri, host, chosen)
-            server = _start(command, server_environment(environment, host), output)
+            server = _start(command, {**environment, **SERVER_SETTINGS}, output)
             children.append(server)
         address = f"http://{host}:{chosen}"
         if _answers(address, server):
-            print_line(f"MLflow: {link(f'http://{link_host(host)}:{chosen}', _page(wanted, uri))}")
-            if link_host(host) != host:
-                print_line(f"        for programs that do not resolve {OWN_NAME}: {address}")
+            print_line(f"MLflow: {link(address, _page(wanted, uri))}")
         code = server.wait()
     except KeyboardInterrupt:
         code = 0
@@ -201,21 +191,6 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
-
-
-def link_host(host: str) -> str:
-    """The host in a link to a server that binds to ``host``."""
-    return OWN_NAME if host in LOOPBACK else host
-
-
-def server_environment(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """The server's environment. A server that binds to this machine alone also answers to ``OWN_NAME``."""
-    names = (*LOOPBACK, OWN_NAME)
-    allowed = {
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join((*names, *(f"{name}:*" for name in names), *PRIVATE_HOSTS)),
-        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://{OWN_NAME}:*",
-    }
-    return {**(allowed if host in LOOPBACK else {}), **environment, **SERVER_SETTINGS}
 
 
 def server_command(home: Path, uri: str, host: str, port: int) -> list[str]:

@@ -28,6 +28,7 @@ from tilewright.evolve.promote.version_files import (
     entry_name,
     files_named,
     json_bytes,
+    shape_figures,
     toolchain_ranges,
     what_was_verified,
     with_shares,
@@ -425,16 +426,9 @@ def _shape(found: Recheck, served: ServedShape) -> dict[str, Any]:
     before = ("seconds", "seconds_interval", "model_version")
     return {
         **{k: promised[k] for k in origin if k in promised},
-        "workload": region["workload"],
-        "dims": dict(region["dims"]),
-        "genome": region["kernel"],
-        "kind": found.kind,
+        **shape_figures(figures, region["dims"], region["kernel"], found.kind),
         "seconds": figures.seconds,
         "seconds_interval": list(served.interval),
-        "model_version": figures.model_version,
-        "rate": figures.rate,
-        "unit": figures.unit,
-        "roofline_fraction": figures.roofline_fraction,
         "before": {"genome": region["kernel"], **{k: promised[k] for k in before if k in promised}},
         "change": served.change,
     }

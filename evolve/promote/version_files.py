@@ -27,6 +27,7 @@ from tilewright.evolve.space.genome import normalise
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.dialect import device_code, is_cuda
+from tilewright.fitness.evaluation import WorkloadFigures
 from tilewright.fitness.targets import Target
 from tilewright.library import checks, operands, oracle, store
 from tilewright.library import dispatch_rule as rule
@@ -414,18 +415,27 @@ def what_was_verified(verified: Verified) -> dict[str, Any]:
     }
 
 
+def shape_figures(
+    figures: WorkloadFigures, dims: Mapping[str, int], genome: str, kind: str
+) -> dict[str, Any]:
+    """A shape's part of a receipt that every receipt has, but for its seconds. ``kind``: measured or modelled."""
+    return {
+        "workload": figures.workload,
+        "dims": dict(dims),
+        "genome": genome,
+        "kind": kind,
+        "model_version": figures.model_version,
+        "rate": figures.rate,
+        "unit": figures.unit,
+        "roofline_fraction": figures.roofline_fraction,
+    }
+
+
 def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
     return {
-        "workload": shape.figures.workload,
-        "dims": dict(shape.dims),
-        "genome": shape.genome,
-        "kind": judgement.kind.value,
+        **shape_figures(shape.figures, shape.dims, shape.genome, judgement.kind.value),
         "seconds": shape.seconds,
         "seconds_interval": list(shape.interval),
-        "model_version": shape.figures.model_version,
-        "rate": shape.figures.rate,
-        "unit": shape.figures.unit,
-        "roofline_fraction": shape.figures.roofline_fraction,
         "incumbent": shape.incumbent,
         "incumbent_seconds": shape.incumbent_seconds,
         "gain": shape.gain,

@@ -13,7 +13,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.evaluation import Evaluation, Verdict
 
 POINTS = "points"
-"""Proposer of the points that are given with a seed."""
+"""Name of the proposer of the parameter points that come with a seed kernel."""
 
 
 class MutationKind(StrEnum):
@@ -26,7 +26,7 @@ class MutationKind(StrEnum):
 
 @dataclass(frozen=True)
 class Mutation:
-    """One step from parents to a child. ``detail`` is one line a person reads in the lineage."""
+    """How a child was made from its parents. ``detail``: one line for the lineage in reports."""
 
     kind: MutationKind
     proposer: str
@@ -63,7 +63,7 @@ LOG_CHARACTERS = 2000
 
 
 def in_memory(evaluation: Evaluation) -> Evaluation:
-    """An evaluation with the end of its log."""
+    """The evaluation with its log cut to the last ``LOG_CHARACTERS``."""
     if len(evaluation.log) <= LOG_CHARACTERS:
         return evaluation
     return evaluation.model_copy(update={"log": evaluation.log[-LOG_CHARACTERS:]})
@@ -116,7 +116,7 @@ class History:
         return self._evaluations.get(genome_id)
 
     def pending(self) -> Iterator[Candidate]:
-        """Proposed, not yet integrated."""
+        """Candidates that are proposed and not yet integrated."""
         return iter(self._pending.values())
 
     def successes(self) -> Sequence[tuple[Candidate, Evaluation]]:

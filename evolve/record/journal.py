@@ -1,4 +1,4 @@
-"""The journal: one append-only SQLite file per campaign, the single truth about it.
+"""The journal: one append-only SQLite file per campaign, from which everything else about it is derived.
 
 Every row is written before anything acts on it, in its own transaction. Triggers refuse updates and
 deletes, so a crash can lose nothing but the row being written. Readers (status, report, the MLflow
@@ -53,18 +53,18 @@ _MOST_TEXTS = 512
 """Sources whose text stays in memory."""
 
 TOKENS_SPENT = "tokens_spent"
-"""The event that a language model's token budget does not cover another question; ``said`` holds the error."""
+"""Kind of the event that the token budget of a language model is spent; its ``said`` holds the error."""
 
 WORKERS = "workers"
-"""The event that says on how many nodes of which cluster the workers are."""
+"""Kind of the event that says on how many nodes of which cluster the workers run."""
 
 TUNED = "tuned"
-"""The entry of what a tuned function's module needs beside the campaign: one that is resumed ends with it, too."""
+"""Key in ``meta`` of what writing a tuned function's module needs, also after the campaign is resumed."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """``started``, ``resumed``, ``interrupted``, ``retried`` or ``finished``; ``at`` in Unix seconds."""
+    """One event of the campaign, such as ``started`` or ``resumed``. ``at``: Unix seconds."""
 
     seq: int
     kind: str
@@ -253,7 +253,7 @@ class Journal:
             rows = self._db.execute("SELECT name, evaluation FROM reference_points WHERE scope = ?", (scope,))
             return {name: Evaluation.model_validate_json(text) for name, text in rows}
 
-    def referred(self) -> list[tuple[str, str, Evaluation, float]]:
+    def reference_rows(self) -> list[tuple[str, str, Evaluation, float]]:
         """(name, scope, evaluation, finished at) of every reference, in the order they were recorded."""
         with self._reading():
             rows = self._db.execute("SELECT name, scope, evaluation, at FROM reference_points ORDER BY rowid")

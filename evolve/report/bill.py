@@ -175,7 +175,9 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
     free = sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows)
     # a winner's final figures repeat those of a finalist
     others = [
-        (e, at) for name, scope, e, at in journal.referred() if (name, scope) != ("winner", Scope.FINAL.value)
+        (e, at)
+        for name, scope, e, at in journal.reference_rows()
+        if (name, scope) != ("winner", Scope.FINAL.value)
     ]
     ended = [*((e, at) for _, _, e, at in rows), *others]
     spent: dict[str, float] = defaultdict(float)

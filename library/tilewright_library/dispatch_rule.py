@@ -1,17 +1,17 @@
-"""The dispatch rule: of the kernels known at some shapes, the one that serves another shape.
+"""The dispatch rule: chooses, from entries (a verified shape and its kernel), the kernel that serves another shape.
 
-Of the entries whose kernel is legal for a shape, the one nearest in the sum of |log2(size / known size)| serves it,
-the earlier on a tie, if no dimension is more than ``reach`` times away from the known one. Where a table says what
-share of the roofline each entry's kernel was seen to reach, every halving of the share puts an entry as far away as
-three doublings of a size, so that a kernel that was promoted for want of a better one gives way to a better one that is
-legal; an entry of the very shape serves it all the same. Legal: every constraint of the kernel holds for its
-parameters, the shape's sizes, and the constants of operator and target.
+A kernel is legal for a shape if all its constraints hold for its parameters, the shape's sizes, and the constants of
+operator and target. Candidates are the entries with a legal kernel and every dimension within a factor of ``reach``.
 
-Tiles and waves make a kernel's time jump with a size, so that the nearest shape tells little. Where the nearest kernel
-says what time to expect of it (``EXPECTED`` of its module, an expression like a constraint), the least of those that do
-serves. On layers that such expressions were not fitted to, that lost 2 % to the best kernel, the nearest 10 % (FP8
-linear layers of 65 to 512 rows, H200, measured). A campaign's dispatch table and a promoted library choose by this
-text, and by no other.
+1. The entry of the very shape serves it.
+2. Else, if the nearest entry's kernel has an expected time (``EXPECTED`` of its module, an expression like a
+   constraint), the kernel with the least expected time serves. Tiles and waves make times jump with a size, so that
+   distance says little: on layers that the expressions were not fitted to, this lost 2 % to the best kernel, and the
+   nearest entry 10 % (FP8 linear layers of 65 to 512 rows, H200, measured).
+3. Else the nearest entry serves, the earlier on a tie. Distance: the sum of |log2(size / known size)|, plus ``HALVING``
+   for each halving of the share of the roofline that the entry's kernel reached, where the table says shares.
+
+A campaign's dispatch table and a promoted library both choose by this code.
 """
 
 import ast
@@ -37,17 +37,17 @@ _SYNTAX = (
 )  # fmt: skip
 _GROWING = (ast.Pow, ast.LShift)
 LONGEST, LOOPS = 2000, 2
-"""Of an expected time, its characters and loops."""
+"""Most characters and loops of an expected time's expression."""
 
 _FUNCTIONS = {"min": min, "max": max, "abs": abs, "cdiv": lambda a, b: -(-a // b)}
 
 HALVING = 3.0
-"""Steps of log2 that a halving of the share of the roofline counts. Of 50 random shapes on tpu7x (time model 4), eleven
-were served at less than 0.9 of the best rate without it, one with it; by very many, an entry far away would serve
-shapes that it knows nothing of."""
+"""Distance, in doublings of a size, that a halving of the share of the roofline adds. Of 50 random shapes on tpu7x
+(time model 4), eleven were served at less than 0.9 of the best rate without it, and one with it. A much larger value
+would let far entries serve."""
 
 _SLACK = 1e-9
-"""Relative to a step of log2: sums of logarithms in another order are the same distance."""
+"""Distances that differ by less are equal: sums of logarithms depend on their order."""
 
 
 class Unserved(LookupError):
@@ -56,10 +56,10 @@ class Unserved(LookupError):
 
 @dataclass(frozen=True)
 class Legality:
-    """Where a kernel may run: ``constraints`` are expressions over its parameters, the constants and the dimensions.
+    """Where a kernel may run. ``names``: values of its parameters and of the constants of operator and target.
 
-    ``expected``: an expression of the same kind, the time to expect, in any unit that the table's kernels share.
-    Raises ValueError where that is more than arithmetic.
+    ``constraints``: expressions over ``names`` and the dimensions. ``expected``: such an expression for the expected
+    time, in a unit that all kernels of the table share. Raises ValueError if it is more than arithmetic.
     """
 
     constraints: tuple[str, ...]
@@ -69,16 +69,16 @@ class Legality:
     _expected: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_expected", _time(self.expected) if self.expected else None)
+        object.__setattr__(self, "_expected", _compiled_time(self.expected) if self.expected else None)
         object.__setattr__(self, "_rules", tuple(compile(c, "constraint", "eval") for c in self.constraints))
 
     def holds(self, dims: Mapping[str, int]) -> bool:
         """Whether every constraint holds at these sizes."""
         names = {**self.names, **dims}
-        return all(_true(rule, names) for rule in self._rules)
+        return all(_constraint_holds(rule, names) for rule in self._rules)
 
     def expected_time(self, dims: Mapping[str, int]) -> float | None:
-        """The expected time at these sizes; None where the kernel says none, or no number."""
+        """The expected time at these sizes; None if the kernel has none, or it is no finite number >= 0."""
         if self._expected is None:
             return None
         try:
@@ -88,10 +88,10 @@ class Legality:
         return time if 0 <= time < math.inf else None
 
 
-def _time(text: str) -> Any:
-    """The compiled expression of an expected time, which a candidate's author wrote: arithmetic that ends soon.
+def _compiled_time(text: str) -> Any:
+    """Compile the expression of an expected time, which an untrusted author wrote. Raises ValueError for a bad one.
 
-    A lambda names a value where it is called, and no value is a function. Raises ValueError for anything else.
+    Allowed is arithmetic that ends soon. A lambda must be called where it stands, so that no value is a function.
     """
     tree = ast.parse(text, mode="eval")
     nodes = list(ast.walk(tree))
@@ -123,20 +123,20 @@ def _value(rule: Any, names: Mapping[str, Any]) -> Any:
     )  # in one scope, so that a lambda sees the names
 
 
-def _true(rule: Any, names: Mapping[str, Any]) -> bool:
+def _constraint_holds(rule: Any, names: Mapping[str, Any]) -> bool:
     try:
         return bool(_value(rule, names))
     except ZeroDivisionError:
         return False
 
 
-def steps(dims: Sequence[int], known: Sequence[int]) -> list[float]:
-    """|log2(size / known size)| by dimension."""
+def log_distances(dims: Sequence[int], known: Sequence[int]) -> list[float]:
+    """|log2(size / known size)| of each dimension."""
     return [abs(math.log2(size / other)) for size, other in zip(dims, known, strict=True)]
 
 
-def all_told(shares: Sequence[float | None]) -> list[float] | None:
-    """Shares of the roofline by entry, as ``nearest`` takes them: all of them, or none where one is not told."""
+def complete_shares(shares: Sequence[float | None]) -> list[float] | None:
+    """The shares of the roofline by entry, as ``nearest`` takes them; None if one is missing."""
     found = [share for share in shares if share]
     return found if len(found) == len(shares) else None
 
@@ -147,15 +147,15 @@ def nearest(
     reach: float = REACH,
     shares: Sequence[float] | None = None,
 ) -> int:
-    """The number of the entry (known dimensions, legality) that serves ``dims``. Raises Unserved.
+    """The index of the entry (its dimensions, its kernel's legality) that serves ``dims``. Raises Unserved.
 
-    ``shares``: of the roofline, above 0, by entry; None where a table does not say them.
+    ``shares``: share of the roofline, > 0, by entry; None if the table has none.
     """
     shape = ", ".join(f"{name} {size}" for name, size in dims.items())
     if min(dims.values()) <= 0:
         raise Unserved(f"an empty product ({shape}) has no kernel")
     away = {
-        number: steps(list(dims.values()), [known[name] for name in dims])
+        number: log_distances(list(dims.values()), [known[name] for name in dims])
         for number, (known, legality) in enumerate(entries)
         if legality.holds(dims)
     }

@@ -26,7 +26,7 @@ class FallbackWarning(UserWarning):
 
 
 class Dispatcher:
-    """Tables, read once for an operator and a device; safe to use from several threads."""
+    """Dispatch tables, read once for each (operator, device); safe for several threads."""
 
     def __init__(self, folder: Path = store.KERNELS) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class Dispatcher:
         self._tables: dict[tuple[str, str], store.Table | store.NotServed] = {}
 
     def table(self, operator: str, device: str) -> store.Table:
-        """What serves an operator on a device such as ``cuda:9.0``. Raises NotServed."""
+        """The dispatch table of an operator for a device such as ``cuda:9.0``. Raises NotServed."""
         key = (operator, device)
         found = self._tables.get(key)
         if found is None:
@@ -52,7 +52,7 @@ class Dispatcher:
         return found
 
     def warn(self, topic: str, reason: str) -> None:
-        """Say once for each topic why a fallback is used."""
+        """Warn, once for each topic, that a reference is used, and why."""
         with self._lock:
             if topic in self._warned:
                 return
@@ -63,11 +63,11 @@ class Dispatcher:
 
 @dataclass(frozen=True)
 class Service:
-    """What serves a shape, and what it was seen to take.
+    """Which kernel serves a shape, and its time at the nearest verified shape.
 
-    ``seconds`` and ``interval`` (95 %) are of a call at the verified shape ``workload``, ``figure`` says ``measured``
-    or ``modelled``; scaled to no other shape. ``exact``: the shape asked for is that shape. ``verified_on``: the device
-    and versions of the receipt. ``kernel`` is None where the reference answers, ``reason`` says why.
+    ``kernel``: None if the reference answers; then ``reason`` says why. ``workload``: the verified shape; ``exact``: it
+    is the very shape asked for. ``seconds`` and ``interval`` (95 %): of a call at that verified shape. ``figure``:
+    ``measured`` or ``modelled``. ``verified_on``: (name, version) of device and packages, from the receipt.
     """
 
     operator: str
@@ -92,7 +92,7 @@ class Service:
 
 
 def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = store.KERNELS) -> Service:
-    """What serves ``dims`` (in the operator's order) on ``device``, or why nothing does; prints as a line."""
+    """Which kernel serves ``dims`` (in the operator's order) on ``device``, or why none does; ``str`` is one line."""
     try:
         table = store.load_table(operator, device, folder)
         region = table.choose(dims)
@@ -123,14 +123,14 @@ class Loaded:
     def __init__(self, operator: str) -> None:
         self.operator = operator
         self._callers: dict[type | str, Any] = {}
-        """By the module that serves them, and by the types of arrays seen."""
+        """Callers by module name, and by type of array."""
 
     def __repr__(self) -> str:
         return f"load({self.operator!r})"
 
     @property
     def operands(self) -> Operands:
-        """What it takes and gives. Raises NotServed for a version that does not say it."""
+        """Its inputs and outputs. Raises NotServed for a version that does not describe them."""
         return operands_of(self.operator)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -146,7 +146,7 @@ class Loaded:
         return caller(inputs)
 
     def served(self, *inputs: Any, **named: Any) -> Service:
-        """What serves a call with these operands where they are: the kernel, its time with its interval, or why none.
+        """Which kernel would serve a call with these operands on their device, or why none would.
 
         Nothing is launched or compiled. Raises as a call does.
         """

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from . import operands as operand_shapes
-from .dispatch_rule import Legality, Unserved, all_told, nearest
+from .dispatch_rule import Legality, Unserved, complete_shares, nearest
 
 FORMAT = 3
 READS = (1, 2, 3)
-"""In format 1 no table says shares of the roofline, and its rule of dispatch is distance alone. Before format 3 the
-device code of a kernel in CUDA C++ is part of its Python file, and a generated test holds what ``checks`` says here."""
+"""Format 1 has no shares of the roofline, and dispatches by distance alone. Before format 3 the device code of a CUDA
+C++ kernel is part of its Python file, and ``checks`` are in a generated test."""
 
 ID_LENGTH = 16
 KERNELS = Path(__file__).parent / "kernels"
@@ -62,27 +62,28 @@ class Kernel:
 
     @property
     def sha256(self) -> str:
-        """Of its Python file, which names its device code by hash."""
+        """SHA-256 of its Python file, which names its device code by hash."""
         return str(self.entry["sha256"])
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The values of its parameters."""
+        """The values of its parameters, by name."""
         found: Mapping[str, Any] = self.entry["params"]
         return found
 
     def source(self) -> str:
-        """The text, once it is known to be what was promoted. Raises UnsoundLibrary."""
+        """The source text, with its hash checked. Raises UnsoundLibrary."""
         return source(self.version, self.entry)
 
 
 def kernel_files(entry: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of every file of a kernel that a table names, by file."""
+    """SHA-256 by file name of all files of a kernel, from its entry in a table."""
     return {entry["file"]: entry["sha256"], **entry.get("device_code", {})}
 
 
 def source(version: Path, entry: Mapping[str, Any]) -> str:
-    """A kernel's text, with its device code where the Python file names that. Raises UnsoundLibrary."""
+    """A kernel's source text, hashes checked, with its device code inserted where it is named. Raises
+    UnsoundLibrary."""
     text, *codes = (
         read_checked(version / name, sha256).decode("utf-8") for name, sha256 in kernel_files(entry).items()
     )
@@ -93,9 +94,10 @@ def source(version: Path, entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Region:
-    """Shapes near ``dims`` (element counts in the order of the table's dimensions) go to ``kernel``.
+    """An entry of a dispatch table: a verified shape, and the kernel that serves it and shapes near it.
 
-    ``share``: of the roofline that it was seen to reach there; None where the table does not say.
+    ``dims``: element counts in the order of the table's dimensions. ``share``: share of the roofline that the kernel
+    reached there; None if the table does not say.
     """
 
     workload: str
@@ -107,10 +109,11 @@ class Region:
 
 @dataclass(frozen=True)
 class Table:
-    """What one operator offers on one target. ``reach``: factor by which a dimension may differ from a verified one.
+    """The dispatch table of one operator on one target.
 
-    ``fault``: one clause on an installed toolchain outside the verified range, None when it is inside; sources must not
-    be compiled then, while plans, which are compiled, may run. ``operands``: None in versions that do not say them.
+    ``reach``: factor by which a dimension may differ from a verified one. ``fault``: one clause on an installed package
+    outside the verified versions, or None; with a fault, sources may not be compiled, but compiled plans may run.
+    ``operands``: None in versions that do not describe them.
     """
 
     operator: str
@@ -127,7 +130,7 @@ class Table:
     def choose(self, dims: tuple[int, ...]) -> Region:
         """The region that serves a shape by the dispatch rule (``dispatch_rule``). Raises NotServed."""
         entries = [(dict(zip(self.dimensions, r.dims, strict=True)), r.legality) for r in self.regions]
-        shares = all_told([region.share for region in self.regions])
+        shares = complete_shares([region.share for region in self.regions])
         try:
             number = nearest(entries, dict(zip(self.dimensions, dims, strict=True)), self.reach, shares)
         except Unserved as error:
@@ -144,7 +147,7 @@ def digest(data: bytes) -> str:
 
 
 def read_checked(path: Path, sha256: str) -> bytes:
-    """A file that is what its receipt says. Raises UnsoundLibrary."""
+    """The bytes of a file whose hash must be ``sha256``. Raises UnsoundLibrary."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -166,7 +169,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def read_receipt(version: Path) -> dict[str, Any]:
-    """receipt.json of one version, held against the version's name. Raises UnsoundLibrary."""
+    """receipt.json of one version, whose hash must begin with the version's name. Raises UnsoundLibrary."""
     path = version / RECEIPT
     try:
         data = path.read_bytes()
@@ -210,7 +213,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def toolchain_fault(ranges: Mapping[str, tuple[str, str]]) -> str | None:
-    """One clause on the first installed package outside [from, below); None when all are inside."""
+    """One clause on the first installed package outside its range [least, below); None if all are inside."""
     for name, (least, below) in ranges.items():
         found = _installed(name)
         if found is not None and not version_numbers(least) <= version_numbers(found) < version_numbers(

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.library.dispatch_rule import REACH, Legality, Unserved, all_told, nearest
+from tilewright.library.dispatch_rule import REACH, Legality, Unserved, complete_shares, nearest
 
 ANYWHERE = Legality((), {})
 
 
 def test_shares_are_all_told_or_none():
-    assert all_told([0.5, 0.25]) == [0.5, 0.25] and all_told([]) == []
-    assert all_told([0.5, None]) is all_told([0.0]) is None
+    assert complete_shares([0.5, 0.25]) == [0.5, 0.25] and complete_shares([]) == []
+    assert complete_shares([0.5, None]) is complete_shares([0.0]) is None
 
 
 def known(*shapes, legality=ANYWHERE):

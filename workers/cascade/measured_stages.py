@@ -23,7 +23,7 @@ from tilewright.workers.device.timing import (
     Samples,
     Timing,
     child_failure,
-    judge,
+    judge_outputs,
     malformed_answer,
     measure,
     run_job,
@@ -113,7 +113,9 @@ class GateStage:
         for frame, (name, kind, changed) in zip(answers, answered, strict=True):
             workload = asked[name, kind]
             references = request.truth.references(workload, request.seed, kind)
-            wrong = judge(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
+            wrong = judge_outputs(
+                request, found, frame.arrays, request.operator.outputs(workload), references, kind
+            )
             if changed:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             first = first or wrong
@@ -145,7 +147,9 @@ class ScreenStage:
         """Compute what is due, for which ``run`` waits with ``due``."""
         seed, most = self._station.operand_seed(request.seed, ahead=True), self._most(request)
         asked = [
-            (w, kind) for w in request.measured for kind in ("", *self._samples.drawn(w, request.seed, most))
+            (w, kind)
+            for w in request.measured
+            for kind in ("", *self._samples.draw_kinds(w, request.seed, most))
         ]
         if not self._samples.tables:
             first = request.operator.input_kinds[0]
@@ -240,7 +244,7 @@ def confirm(
             return more
         for timing in more:
             name = timing.workload.id
-            timings[name] = timings[name].and_then(timing) if name in timings else timing
+            timings[name] = timings[name].with_later_rounds(timing) if name in timings else timing
         first, contender, again = ({name: t.rounds[n] for name, t in timings.items()} for n in range(3))
         held = {name: [[*a, *b] for a, b in zip(first[name], again[name], strict=True)] for name in first}
         ratio, control = intervals.paired_ratio(held, contender), intervals.paired_ratio(first, again)

@@ -1,4 +1,4 @@
-"""How a child ended, and what is known about it."""
+"""How a child process ended, and what it sent and used until then."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,22 +21,22 @@ class Ending(StrEnum):
 
 @dataclass
 class ChildOutcome:
-    """The outcome of a finished child. ``detail`` is one line for any ending but ``done``.
-
-    ``signal``: what killed it, if a signal did.
-    """
+    """What a finished child, or a finished job of a session, left behind."""
 
     ending: Ending
     frames: list[Frame] = field(default_factory=list)
     detail: str = ""
+    """One line on the cause; empty when the ending is ``done``."""
     signal: Signals | None = None
+    """The signal that killed it, if one did."""
     log: str = ""
+    """What it wrote to stdout and stderr."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of the child and what it started; of a child that serves many jobs, for this one."""
+    """CPU time of the child and its descendants during this job."""
 
     def first(self, kind: str) -> Frame | None:
-        """The first frame of that kind, if there is one."""
+        """The first frame of this kind; None if there is none."""
         return next((frame for frame in self.frames if frame.kind == kind), None)
 
 
@@ -53,7 +53,7 @@ class Death:
 
 
 def death(code: int | None) -> Death:
-    """What an exit code, or minus a signal's number, says."""
+    """The death that a return code of ``Process.end`` means: an exit code, or minus a signal's number."""
     if code is None or code >= 0:
         return Death(f"exit code {code} before it had answered", failed=bool(code))
     try:

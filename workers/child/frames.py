@@ -1,4 +1,4 @@
-"""Frames: the only form in which parent and child talk. A JSON header and raw blobs, no pickle.
+"""Frames: the messages that a parent process and its child exchange. A JSON header and raw blobs, no pickle.
 
 Layout: magic ``TWF1``, header length (u32, big endian), payload length (u64), header (UTF-8 JSON), payload.
 The header is ``{"kind", "data", "blobs": [{"name", "dtype", "shape", "bytes"}]}``; the blobs follow each other
@@ -19,32 +19,12 @@ import numpy as np
 MAGIC = b"TWF1"
 PREFIX = struct.Struct(">4sIQ")
 MAX_HEADER_BYTES = 8 << 20
-_PLAIN = [
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
-"""Numpy's own."""
-
-_EXTENDED = [
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e8m0fnu",
-    "float8_e4m3",
-    "int4",
-    "uint4",
-    "float4_e2m1fn",
-]
+_NUMPY_DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
+_ML_DTYPES = (
+    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3", "int4", "uint4", "float4_e2m1fn",
+)  # fmt: skip
 
 
 class FrameError(ValueError):
@@ -62,16 +42,16 @@ class Frame:
 
 
 def dtype_named(name: str) -> np.dtype:
-    """The dtype of that name. Raises FrameError for a name that is not a plain number type."""
-    if name in _PLAIN:
+    """The NumPy or ml_dtypes dtype called ``name``. Raises FrameError for any other name."""
+    if name in _NUMPY_DTYPES:
         return np.dtype(name)
-    if name in _EXTENDED:
+    if name in _ML_DTYPES:
         return np.dtype(getattr(ml_dtypes, name))
     raise FrameError(f"unknown dtype {name[:40]!r}")
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame. Raises FrameError when an array's dtype cannot travel."""
+    """Serialise a frame. Raises FrameError for an array whose dtype is none of NumPy's or ml_dtypes' numbers."""
     entries, parts = [], []
     for name, array in frame.arrays.items():
         dtype_named(array.dtype.name)

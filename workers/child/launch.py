@@ -55,22 +55,23 @@ class Streams:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process and those it started hold now, what they share counted for each; 0 once all have ended."""
-    pages = sum(int(text.split()[1]) for text in _of_all(pid, "statm"))
+    """Resident bytes of a process and all its descendants (shared pages count once for each); 0 once all have ended."""
+    pages = sum(int(text.split()[1]) for text in _proc_files(pid, "statm"))
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, of those it started and of what they reaped, up to now."""
-    found = (text.rpartition(b")")[2].split() for text in _of_all(pid, "stat"))
+    """CPU seconds used so far by a process, its descendants, and the children that they have reaped."""
+    found = (text.rpartition(b")")[2].split() for text in _proc_files(pid, "stat"))
     ticks = sum(sum(map(int, fields[11:15])) for fields in found)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def waiting_seconds(pid: int, elapsed: float) -> float:
-    """How much of its ``elapsed`` seconds a tree of processes has waited for a processor; 0 where that is not counted.
-    All of its threads are asked (``/proc/PID/task/TID/schedstat``: nanoseconds on a processor and waiting for one), and
-    those that wait while others run do not count."""
+    """Seconds, of ``elapsed``, in which a process and its descendants were ready to run and no processor was free.
+
+    Read from each thread's ``/proc/PID/task/TID/schedstat`` (nanoseconds running, and waiting to run); seconds in which
+    another thread of the tree was running do not count. 0 where the kernel keeps no such count."""
     waited = 0
     for each in (pid, *descendants(pid)):
         for path in glob.iglob(f"/proc/{each}/task/*/schedstat"):
@@ -80,11 +81,12 @@ def waiting_seconds(pid: int, elapsed: float) -> float:
 
 
 WAITING_FACTOR = 3
-"""Seconds that a child waits for a processor of a busy machine do not count, up to so many times its wall clock."""
+"""Seconds of waiting for a processor extend a child's deadline, by at most this many times its limit."""
 
 
 class Deadline:
-    """A limit of ``seconds`` from now. Those that a tree of processes waits for a processor, ``waited``, move it."""
+    """``seconds`` from now, plus the seconds that process ``pid`` and its descendants wait for a processor
+    (``waited``)."""
 
     def __init__(self, pid: int, seconds: float) -> None:
         self._pid, self._seconds = pid, seconds
@@ -92,8 +94,8 @@ class Deadline:
         self._before = waiting_seconds(pid, math.inf), cpu_seconds(pid)
         self.waited = 0.0
 
-    def left(self) -> float:
-        """Seconds that are left; none, or less than none, once it has passed."""
+    def seconds_left(self) -> float:
+        """Seconds until the deadline; zero or negative once it has passed."""
         elapsed = time.monotonic() - self._began
         if elapsed >= self._seconds + self.waited:
             waited = waiting_seconds(self._pid, elapsed + sum(self._before)) - self._before[0]
@@ -101,22 +103,23 @@ class Deadline:
         return self._seconds + self.waited - elapsed
 
 
-def _of_all(pid: int, name: str) -> Iterator[bytes]:
-    """What this file of a process's folder says, of it and all below it. One that ends meanwhile may be left out."""
+def _proc_files(pid: int, name: str) -> Iterator[bytes]:
+    """Content of ``/proc/PID/name`` for a process and each descendant; those that end meanwhile are left out."""
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError), open(f"/proc/{each}/{name}", "rb", buffering=0) as file:
             yield file.read()
 
 
 WARDEN_SECONDS = 5.0
-"""How long a warden may take to end what a child started."""
+"""How long a child's warden may take to kill the child's descendants."""
 
 
 class Process:
-    """A started child, by its warden, which leads a session of its own. Another thread may end it meanwhile."""
+    """A running child: ``pid`` is its warden, the leader of its own session. Any thread may call ``end``."""
 
     def __init__(self, pid: int, reap: Callable[[], int]) -> None:
-        """``reap`` waits for it: its exit code, or minus the signal that ended it."""
+        """``reap`` waits for the process and returns its exit code, or minus the number of the signal that killed
+        it."""
         self.pid, self._reap = pid, reap
         self._handle = os.pidfd_open(pid)
         self._code: int | None = None
@@ -124,11 +127,11 @@ class Process:
         weakref.finalize(self, os.close, self._handle)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after at most so long."""
+        """Wait at most ``seconds``; whether the process has ended."""
         return self._code is not None or bool(select.select([self._handle], [], [], seconds)[0])
 
     def end(self) -> int:
-        """Ask it to end all below it, then kill its group, and reap it: its exit code, or minus the signal."""
+        """SIGTERM (the warden kills all descendants), then SIGKILL to the group. Returns what ``reap`` does."""
         with self._turn:
             if self._code is None:
                 self._signal(signal.SIGTERM)
@@ -199,11 +202,11 @@ class Template:
         self._finalizer: weakref.finalize[..., Template] | None = None
 
     def warm(self) -> None:
-        """Have a template process, if there is none, without waiting for its imports. Raises OSError."""
+        """Start the template process if none runs, without waiting for its imports. Raises OSError."""
         with self._turn:
-            self._warmed()
+            self._ensure_started()
 
-    def _warmed(self) -> socket.socket:
+    def _ensure_started(self) -> socket.socket:
         if self._channel is not None:
             return self._channel
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -224,7 +227,7 @@ class Template:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the process and its children; of the latest one, where it had to be made again."""
+        """CPU seconds of the template process and its children; after a restart, of the new process only."""
         return cpu_seconds(self._pid) if self._channel is not None else 0.0
 
     def start(
@@ -234,18 +237,18 @@ class Template:
         order = {"folder": str(folder), "environment": dict(environment), "config": dict(config)}
         passed = (streams.stdin, streams.stdout, streams.stderr, streams.result)
         with self._turn:
-            channel = self._warmed()
-            pid = self._asked(channel, order, passed)["pid"]
-        return Process(pid, lambda: self._reaped(channel, pid))
+            channel = self._ensure_started()
+            pid = self._send_order(channel, order, passed)["pid"]
+        return Process(pid, lambda: self._reap_child(channel, pid))
 
-    def _reaped(self, channel: socket.socket, pid: int) -> int:
+    def _reap_child(self, channel: socket.socket, pid: int) -> int:
         with self._turn:
-            return int(self._asked(channel, {"reap": pid})["code"])
+            return int(self._send_order(channel, {"reap": pid})["code"])
 
-    def _asked(
+    def _send_order(
         self, channel: socket.socket, order: Mapping[str, object], passed: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """One order and its answer. Raises TemplateLost."""
+        """Send an order, with the child's file descriptors, and return the template's answer. Raises TemplateLost."""
         try:
             socket.send_fds(channel, [json.dumps(order).encode()], list(passed))
             if answer := channel.recv(1 << 16):

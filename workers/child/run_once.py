@@ -171,7 +171,7 @@ def _listen(drain: Drain, process: Process, limits: ChildLimits) -> Stop:
     look, deadline = 0.0, Deadline(process.pid, limits.wall_seconds)
     while drain.open:
         now = time.monotonic()
-        if (left := deadline.left()) <= 0:
+        if (left := deadline.seconds_left()) <= 0:
             waited = deadline.waited
             besides = f", {waited:.0f} s of waiting for a processor apart" if waited >= 1 else ""
             return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s{besides}")
@@ -189,7 +189,7 @@ def _listen(drain: Drain, process: Process, limits: ChildLimits) -> Stop:
                 if isinstance(found, Stop):
                     return found
             break
-    if not process.wait(max(0.1, min(5.0, deadline.left()))):
+    if not process.wait(max(0.1, min(5.0, deadline.seconds_left()))):
         return Stop(Ending.TIMEOUT, "closed its result pipe and stayed")
     drain.rest_of_log()
     return Stop(Ending.DONE, "")

@@ -1,9 +1,8 @@
 """Children that serve many jobs, because starting one costs seconds; replaced at the first sign of trouble.
 
-A session's child is confined like that of ``workers.child.run_once``. What ends it: a job over its wall
-clock, no frame for
-longer than ``stall_seconds``, a death, a malformed answer, or an answer that says the device is not to be trusted any
-more. A spare that has already imported everything takes its place, so that the next job waits for nothing.
+A session's child is confined like that of ``workers.child.run_once``. It is killed when a job exceeds its wall clock,
+when no frame arrives for ``stall_seconds``, when an answer is malformed, and when an ``error`` frame says ``spoiled``
+(the device's state may be damaged). A spare child that has already imported its libraries then takes its place.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ _LEAVE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How to start a child: its runner and what that is told, environment, and what it may touch."""
+    """How to start a child: its runner with the runner's configuration, its environment, and the paths it may touch."""
 
     runner: str
     runner_config: Mapping[str, Any]
@@ -53,7 +52,7 @@ class SessionConfig:
     devices: tuple[Path, ...] = ()
     spare: bool = False
     scratch: Path | None = None
-    """Where the child's own folder is made; None for the machine's place for temporary files."""
+    """Parent of the child's own folder; None: the system's folder for temporary files."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class SessionDied(RuntimeError):
 
 
 class Session:
-    """One child. ``run`` may be called until it returns an ending other than ``done``."""
+    """One child process. ``run`` may be called again as long as it returned the ending ``done``."""
 
     def __init__(self, config: SessionConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-", dir=config.scratch))
@@ -93,7 +92,7 @@ class Session:
         """Served so far."""
 
     def wait_ready(self) -> Mapping[str, Any]:
-        """What the runner said about itself. Raises SessionDied."""
+        """Wait for the child's ``ready`` frame; its data (device, versions). Raises SessionDied."""
         if self.hello is None:
             found = self._converse(b"", "ready", JobLimits(START_SECONDS, START_SECONDS))
             if found.ending is not Ending.DONE:
@@ -103,7 +102,7 @@ class Session:
         return self.hello
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        """One job to its ``done`` frame, which is not among the outcome's frames. Raises SessionDied."""
+        """Run one job up to its ``done`` frame, which is left out of the outcome's frames. Raises SessionDied."""
         self.wait_ready()
         self.jobs += 1
         # an earlier candidate may have written answers ahead, and cannot know this
@@ -114,8 +113,8 @@ class Session:
             found.ending, found.detail = Ending.GARBAGE, "an answer to another job"
         return found
 
-    def lives(self) -> bool:
-        """Whether it has said nothing unasked since its last job, and answers."""
+    def is_alive(self) -> bool:
+        """Whether it has sent nothing since its last job and answers a ping within ``PING_SECONDS``."""
         if self._process.wait(0) or self._reader.pending:
             return False
         with contextlib.suppress(BlockingIOError):
@@ -143,9 +142,9 @@ class Session:
         with Drain(pipes.stdin, logs, pipes.result, message, self._reader, _BYTES) as drain:
             while not (drain.frames and drain.frames[-1].kind == last):
                 if not drain.open:
-                    self._tell_death(outcome)
+                    self._record_death(outcome)
                     break
-                found = _out_of_time(limits, began, drain.heard) or drain.step(_LOOK_SECONDS)
+                found = _passed_limit(limits, began, drain.heard) or drain.step(_LOOK_SECONDS)
                 if isinstance(found, Stop):
                     outcome.ending, outcome.detail = found
                     break
@@ -155,8 +154,8 @@ class Session:
         outcome.log = drain.log.decode(errors="replace")
         return outcome
 
-    def _tell_death(self, outcome: ChildOutcome) -> None:
-        """After the result pipe has closed: the child's end, for which it has a moment."""
+    def _record_death(self, outcome: ChildOutcome) -> None:
+        """The result pipe has closed: wait up to ``_LEAVE_SECONDS`` for the child to exit, and note how it ended."""
         if not self._process.wait(_LEAVE_SECONDS):
             outcome.ending, outcome.detail = Ending.TIMEOUT, "closed its result pipe and stayed"
             return
@@ -164,7 +163,7 @@ class Session:
         outcome.ending, outcome.detail, outcome.signal = Ending.CRASHED, ended.detail, ended.signal
 
 
-def _out_of_time(limits: JobLimits, began: float, heard: float) -> Stop | None:
+def _passed_limit(limits: JobLimits, began: float, heard: float) -> Stop | None:
     now = time.monotonic()
     if now - began > limits.wall_seconds:
         return Stop(Ending.TIMEOUT, f"still running after {limits.wall_seconds:g} s")
@@ -185,7 +184,7 @@ class SessionPool:
     _closed: bool = False
 
     def hello(self) -> Mapping[str, Any]:
-        """What the runner says about itself and its device. Raises SessionDied, OSError."""
+        """The data of the runner's ``ready`` frame: device and versions. Raises SessionDied, OSError."""
         try:
             self._last_hello = self._session().wait_ready()
         except SessionDied:
@@ -194,15 +193,15 @@ class SessionPool:
         return self._last_hello
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
-        """One job; a child that ended badly, or says it is ``spoiled``, is replaced before this returns.
+        """Run one job. A child that ended badly, or answered ``spoiled``, is replaced before this returns.
 
-        A child that has served others is asked for life before the job, and what dies in its hands is run once more in
-        a fresh one: whatever an earlier candidate left behind is not held against this one.
+        A child that has run earlier jobs is pinged first, and a job during which it crashes is run once more in a fresh
+        child: the cause may be what an earlier candidate left behind.
 
         Raises SessionDied when a fresh child cannot start, OSError when no process can be made.
         """
         self.hello()
-        if self._session().jobs and not self._session().lives():
+        if self._session().jobs and not self._session().is_alive():
             self.replace()
             self.hello()
         used = self._session().jobs > 0
@@ -219,7 +218,7 @@ class SessionPool:
         return outcome
 
     def warm(self) -> None:
-        """Start a child, if there is none, without waiting for its imports. Raises OSError."""
+        """Start a child if there is none, without waiting for its imports. Raises OSError."""
         if self._current is None and not self._closed:
             self._current = Session(self.config)
 
@@ -229,7 +228,7 @@ class SessionPool:
         return self._current.cpu_seconds if self._current is not None else 0.0
 
     def replace(self) -> None:
-        """Kill the current child; the spare takes its place. Who has lost one has a spare from then on."""
+        """Kill the current child; the spare takes its place. From then on a spare is always kept ready."""
         if self._current is not None:
             self._current.close()
             self.replaced += 1
@@ -237,7 +236,7 @@ class SessionPool:
         self._current, self._spare = self._spare, None
 
     def close(self) -> None:
-        """Kill the children, and start none any more: who has a job under way in another thread sees SessionDied."""
+        """Kill the children and start no more; a job under way in another thread raises SessionDied."""
         self._closed = True
         for session in (self._current, self._spare):
             if session is not None:

@@ -1,4 +1,4 @@
-"""Jobs of a pool, the request that a worker gets of one, and the retries after a fault."""
+"""A pool's jobs: what a job holds, its JSON for a worker, the queue, and retries after infrastructure faults."""
 
 import json
 import logging
@@ -32,37 +32,36 @@ class PoolGenome(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """One genome to evaluate. ``index`` names the job; ``seed`` makes the gates' inputs.
-
-    ``known_artefacts`` are hashes of compiled artefacts whose repetition is a ``duplicate``.
-    ``best`` is the best fitness known when the job was made: what beats it is checked harder (infinite for
-    the user's own sources, which no mutation has touched).
-    ``baseline`` names the operator's baseline kernel this is, if any: baselines answer to other
-    inputs and are not held to the operator's gates. What falls behind in a ``race`` is stopped.
-    ``only``: ids of the shapes to keep to, timed and checked ones; None: the suite's. ``within``: constraints that
-    shapes by lot keep to beside the genome's own.
-    """
+    """One genome to evaluate."""
 
     index: int
+    """Identifies the job in its pool."""
     genome: PoolGenome
     seed: int
+    """Of the random inputs that the gates check."""
     known_artefacts: Collection[str] = ()
+    """Hashes of compiled artefacts: a candidate that compiles to one of them is a ``duplicate``."""
     best: float = 0.0
+    """Best fitness so far: a candidate that exceeds it gets further checks. Infinite for the user's own sources."""
     scope: Scope = Scope.SUITE
     baseline: str | None = None
+    """Name of the operator's baseline, if this is one: it has its own inputs and no gates."""
     race: Race | None = None
+    """Against whom it is timed; a candidate that falls behind is stopped."""
     only: Collection[str] | None = None
+    """Ids of the shapes to time and check; None: all of the suite."""
     within: tuple[str, ...] = ()
+    """Constraints on randomly drawn shapes, besides those of the genome."""
 
 
 def entries_of(genomes: Sequence[PoolGenome], only: Mapping[str, Collection[str]] | None) -> list[Entry]:
-    """Entries of a comparison (see ``Pool.compare``)."""
+    """Genomes as entries of a comparison. ``only``: by genome id, the shapes it runs on (see ``Pool.compare``)."""
     kept = {name: frozenset(shapes) for name, shapes in (only or {}).items()}
     return [Entry(g.id, g.source, dict(g.params), kept.get(g.id)) for g in genomes]
 
 
 def request_for(job: Job) -> bytes:
-    """The JSON of a job for a worker."""
+    """A job as JSON, as a worker reads it."""
     return json.dumps(
         {
             "genome": job.genome.id,
@@ -82,7 +81,7 @@ def request_for(job: Job) -> bytes:
 
 @dataclass
 class QueuedPool:
-    """A pool's jobs that wait, and the attempts at each. ``retried``: attempts after the first, of all jobs."""
+    """The queue of a pool. ``retried``: attempts after the first, summed over all jobs."""
 
     settings: PoolSettings
     retried: int = field(default=0, init=False)
@@ -103,11 +102,11 @@ class QueuedPool:
         self._queue = deque(job for job in self._queue if job.index not in indices)
 
     def _assign(self) -> None:
-        """Hand jobs of the queue to workers that are free."""
+        """Hand queued jobs to free workers."""
         raise NotImplementedError
 
     def _settle(self, job: Job, evaluation: Evaluation) -> list[tuple[int, Evaluation]]:
-        """The result to hand back, if any; a job to try again waits once more."""
+        """[(job index, evaluation)], or [] if the job was dropped or is queued again after an infrastructure fault."""
         if job.index in self._dropped:
             return []
         if evaluation.verdict is Verdict.INFRA_ERROR and self._attempts[job.index] < RETRIES:

@@ -29,11 +29,10 @@ from tilewright.workers.request import ENTRIES, Truth
 log = logging.getLogger(__name__)
 
 ENDING_SECONDS = 5.0
-"""How long the threads may take to see that their children are gone."""
+"""Seconds that the threads may take to end after their children were killed."""
 
 MEASURED_SEEDS = 4
-"""Of all kinds of inputs of so many seeds, as candidates in flight have, the threads of a measured target keep those of
-gates and timed calls, with the oracle's answers."""
+"""Input seeds, as of candidates in flight, whose inputs and references a measured target keeps for all input kinds."""
 
 
 @dataclass
@@ -48,10 +47,10 @@ class Slot:
 
 
 class EvaluatorThreads:
-    """The slots of a pool, each with its evaluator; a measured target's share one station."""
+    """The threads of a pool, each with its evaluator; those of a measured target share one station."""
 
     def __init__(self, settings: PoolSettings, scratch: Path, device: WarmDevice | None) -> None:
-        """The children begin to start at once. Raises OSError where no process can be made.
+        """Start the threads and their children. Raises OSError if no process can be started.
 
         ``device``: of a measured target; it is closed with this.
         """
@@ -86,22 +85,23 @@ class EvaluatorThreads:
 
     @property
     def busy(self) -> list[Slot]:
-        """Slots with a job, the one that began first in front."""
+        """Slots with a job, the one that began first first."""
         return sorted((slot for slot in self.slots if slot.job is not None), key=lambda slot: slot.began)
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds of the threads, which this process's own CPU time includes."""
+        """CPU seconds of the threads (they are part of this process's CPU time)."""
         return sum(slot.cpu_seconds for slot in self.slots)
 
     def begin(self, job: Job) -> None:
-        """Evaluate ``job`` in a slot that is free; there must be one."""
+        """Evaluate ``job`` in a free slot; there must be one."""
         slot = next(slot for slot in self.slots if slot.job is None)
         slot.job, slot.began = job, time.monotonic()
         slot.requests.put(request_for(job))
 
     def finished(self, seconds: float) -> list[tuple[Job, Evaluation | None]]:
-        """Finished jobs, after at most so long until there is one; None where the machinery failed."""
+        """Finished jobs, after waiting at most ``seconds`` for the first; evaluation None if the evaluator itself
+        failed."""
         found: list[tuple[Job, Evaluation | None]] = []
         try:
             while True:
@@ -119,7 +119,7 @@ class EvaluatorThreads:
         return self._station.champion() if self._station is not None else None
 
     def inherit(self, champion: Champion) -> None:
-        """Take over the champion of threads that have ended."""
+        """Adopt the champion of threads that have ended."""
         if self._station is not None:
             self._station.inherit(champion)
 
@@ -131,7 +131,7 @@ class EvaluatorThreads:
         return compare(self._station, judge.operator, judge.target, workloads, entries, seed, samples=samples)
 
     def close(self) -> None:
-        """Kill the children, also one that is just being started; jobs under way are lost."""
+        """Kill all children, also those just being started; jobs under way are lost."""
         if self._station is not None:
             self._station.end()
         for slot in self.slots:

@@ -1,4 +1,4 @@
-"""A pool of evaluators: what a campaign asks of it, and the choice between its two implementations.
+"""The interface of a pool of evaluators, and the choice between its two implementations.
 
 A pool is made of threads of this process (``local_pool``) or of Ray actors (``ray_pool``), from the first evaluation of
 a campaign to the last. In both, candidates run in confined children only.
@@ -16,11 +16,10 @@ from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.warm_device import WarmDevice
 
 MEASURING_THREADS = 16
-"""Workers that a local pool has at most where one device measures: they wait for it and for compilers."""
+"""Most workers of a local pool on a measured target: they mostly wait for the device and for compilers."""
 
 MODELLING_THREADS = 4
-"""The same where nothing is measured: judging takes a quarter of a child's time, and all threads share one interpreter
-lock."""
+"""Most workers of a local pool on other targets: a quarter of their time is spent in this process, under one GIL."""
 
 
 class Evaluator(Protocol):
@@ -28,7 +27,7 @@ class Evaluator(Protocol):
 
     @property
     def slots(self) -> int:
-        """Jobs that are evaluated at once."""
+        """Number of jobs that are evaluated at once."""
         ...
 
     def submit(self, job: Job) -> None:
@@ -36,15 +35,15 @@ class Evaluator(Protocol):
         ...
 
     def drop(self, indices: Collection[int]) -> None:
-        """Jobs that wait never begin; the results of those under way are discarded."""
+        """Never start these jobs if they wait; discard their results if they are under way."""
         ...
 
     def wait(self, timeout_seconds: float) -> list[tuple[int, Evaluation]]:
-        """Finished jobs, after at most so long; infrastructure faults are retried, and only the last comes back."""
+        """(job index, evaluation) of finished jobs, after at most so long. Infrastructure faults are retried first."""
         ...
 
     def activity(self) -> list[str]:
-        """What each worker does, one line each."""
+        """A line per worker: what it does now."""
         ...
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from tilewright.workers.device.station import DeviceRatio, Entry
 from tilewright.workers.request import Limits
 
 DEADLINE_SLACK_SECONDS = 30.0
-"""Over the sum of the stages' own limits, after which the worker itself counts as hung."""
+"""Seconds beyond the sum of the stages' limits after which a worker counts as hung."""
 
 
 class PoolUnavailable(ConnectionError):
@@ -29,16 +29,17 @@ class PoolSettings:
     measure_seconds: float
     memory_gib: float
     count: int
-    """Workers."""
+    """Number of workers."""
     address: str | None = None
-    """Of a Ray cluster; None for this machine."""
+    """Address of a Ray cluster; None: this machine alone."""
     gpus: int = 0
-    """GPUs of this machine to measure on."""
+    """Number of this machine's GPUs to measure on."""
     reference: Entry | None = None
-    """The kernel that several devices of a measured target are calibrated with."""
+    """The kernel that several devices are calibrated with."""
 
     def deadline_seconds(self, scope: Scope) -> float:
-        """Wall clock of one job, after which its worker counts as hung: three children that run and wait their most."""
+        """Seconds after which a job's worker counts as hung: the limits of its three children, and their longest
+        waits."""
         factor = (1 + WAITING_FACTOR) * (Limits().final_factor if scope is Scope.FINAL else 1.0)
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
@@ -46,10 +47,8 @@ class PoolSettings:
 def evaluator_settings(
     settings: PoolSettings, scales: Mapping[str, DeviceRatio], scratch: str | None
 ) -> bytes:
-    """The JSON that an ``Evaluator`` is made of.
-
-    ``scales``: of the devices of several stations, by device. ``scratch``: a folder for children's files.
-    """
+    """The JSON argument of ``Evaluator``. ``scales``: ratios by device identity; ``scratch``: folder for children's
+    files."""
     ratios = {device: asdict(scale) for device, scale in scales.items()}
     own = {"reference": None, "scales": ratios, "scratch": scratch}
     return json.dumps({**asdict(settings), **own}).encode()

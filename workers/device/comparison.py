@@ -1,10 +1,11 @@
-"""Several genomes side by side on one device, and several devices of one target on one scale.
+"""Compares genomes side by side on one device, and calibrates several devices of one target against each other.
 
-On every shape genomes run in rounds of reversed order, the first of them a second time as control: a campaign's last
-word is based on such figures. Two GPUs of one product differ by per cents in clock and power. Where a campaign measures
-on several, all of them time the same reference kernel on the same shapes before anything else; a device's figures are
-divided by its ratio to the first device's times. A device that is too far off is left out, and one that was never
-calibrated gives no figures.
+A comparison times the genomes of each shape in interleaved rounds, every other one in reversed order; the first genome
+runs twice, the second time as control. A campaign's final figures come from comparisons.
+
+Two GPUs of one product differ by per cents in clock and power. If a campaign measures on several, each first times the
+same reference kernel on the same shapes, and its later times are divided by its ratio to the first device's. A device
+whose ratio is too far from 1 is left out; one that was not calibrated gives no figures.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ from tilewright.workers.request import (
 )
 
 CONTROL = "control"
-"""Name of the second entry of a shape's first genome."""
+"""Id of the entry that runs a shape's first genome a second time."""
 
 EFFORT = (6, 3)
 """Rounds, and timed calls a round."""
@@ -47,39 +48,40 @@ WALL_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """``rounds``: seconds by workload id, genome id (and ``control``), round and call. ``failed``: genome to reason.
-
-    ``host``: host seconds of one launch by workload and genome. ``device``: what the station says about itself.
-    """
+    """Times of several genomes on one device."""
 
     target: str
     device: Mapping[str, str]
+    """The station's ``hello``: device and versions."""
     rounds: Mapping[str, Mapping[str, Rounds]]
+    """Seconds by workload id, genome id (or ``control``), round and call."""
     host: Mapping[str, Mapping[str, float]]
+    """Host seconds of one launch, by workload id and genome id."""
     failed: Mapping[str, str]
+    """By id, why a genome has no times."""
 
     @property
     def genomes(self) -> tuple[str, ...]:
-        """Those that passed; in the order given, where all ran on every shape."""
+        """Ids of the genomes that have times, in the order given if all ran on every shape."""
         return tuple(dict.fromkeys(n for names in self.rounds.values() for n in names if n != CONTROL))
 
     def seconds(self, workload: str, genome: str) -> float:
-        """The median over all calls."""
+        """Median seconds over all calls."""
         return median_seconds(self.rounds[workload][genome])
 
     def ratio(self, over: str, under: str, workloads: Sequence[str] | None = None) -> Ratio:
-        """Times of ``over`` divided by those of ``under``, paired by round."""
+        """Geometric mean over workloads of the times of ``over`` divided by those of ``under``, paired by round."""
         chosen = workloads or list(self.rounds)
         return paired_ratio(
             {w: self.rounds[w][over] for w in chosen}, {w: self.rounds[w][under] for w in chosen}
         )
 
     def control(self) -> dict[str, float]:
-        """By workload: the second entry of its first genome over the first."""
+        """By workload id: times of the control entry over those of the same genome's first entry; ideally 1."""
         return {w: self.ratio(CONTROL, next(iter(names)), [w]).value for w, names in self.rounds.items()}
 
     def to_json(self) -> str:
-        """Everything, for a file."""
+        """All fields as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -98,9 +100,9 @@ def compare(
     effort: tuple[int, int] = EFFORT,
     samples: Samples | None = None,
 ) -> Comparison:
-    """Time ``entries`` side by side; one that fails is left out and told. Raises SessionDied, OSError.
+    """Time ``entries`` side by side; one that fails is left out and named in ``failed``. Raises SessionDied, OSError.
 
-    ``samples``: of the operator, where there are some that may be due here.
+    ``effort``: rounds, and most calls per round. ``samples``: cached reference outputs of the operator, if any.
     """
     failed: dict[str, str] = {}
     request = TimingRequest(
@@ -126,7 +128,7 @@ def compare(
 def _with_plans(
     request: TimingRequest, entries: Sequence[Entry], failed: dict[str, str], station: Station
 ) -> list[Entry]:
-    """The entries with their plans, where the target's device launches plans; without those that have none."""
+    """The entries with their launch plans, if the target needs plans. Entries that get none go to ``failed``."""
     target = request.target
     if target.interpreted and not isinstance(target.part, Chip):
         return list(entries)
@@ -158,7 +160,7 @@ def _with_plans(
 
 
 def _kept_plans(station: Station, entry: Entry, shapes: Sequence[Workload]) -> Mapping[str, bytes]:
-    """What a station of this process has of it, if that is all."""
+    """The plans that a station of this process remembers of a kernel, if it has those of all ``shapes``; else {}."""
     if not isinstance(station, LocalStation):
         return {}
     found = station.plans(entry.source, entry.params)
@@ -166,14 +168,14 @@ def _kept_plans(station: Station, entry: Entry, shapes: Sequence[Workload]) -> M
 
 
 def _compiled_plans(part: KernelRequest, compiler: ForkedChildren) -> Mapping[str, bytes] | str:
-    """Plans of a GPU's kernel by workload, or why there are none."""
+    """A GPU kernel's launch plans by workload id, or why there are none."""
     found = Findings()
     failure = PlanStage(compiler).run(part, found)
     return found.plans if failure is None else f"{failure.verdict.value}: {failure.reason}"
 
 
 def _traced_plans(part: KernelRequest) -> Mapping[str, bytes] | str:
-    """Traces of a TPU's kernel by workload, or why there are none."""
+    """A TPU kernel's traces by workload id, or why there are none."""
     traced = trace_kernels(part, part.measured, Spawn(), None)
     if traced.error is not None:
         return one_line(f"compile_error: {traced.error.data.get('type')}: {traced.error.data.get('message')}")
@@ -189,8 +191,9 @@ def _time_shapes(
     effort: tuple[int, int],
     samples: Samples,
 ) -> list[tuple[Sequence[str], Timing]] | Failure:
-    """(names in the order of the rounds, timing) of every shape, or what failed of which entry; shapes of the same
-    entries run together."""
+    """(entry ids in the order of the timing's lists, timing) of every shape, or the first entry's failure.
+
+    Shapes that the same entries run on are timed in one job."""
     groups: dict[tuple[str, ...], list[Workload]] = {}
     for workload in request.measured:
         present = tuple(e.id for e in entries if e.only is None or workload.id in e.only)
@@ -218,7 +221,7 @@ FARTHEST = 1.1
 """A device whose times differ from the first's by this factor is broken, throttled or of another kind."""
 
 SHAPES = 4
-"""Shapes the reference kernel is timed on."""
+"""Number of shapes that the reference kernel is timed on."""
 
 CARRIED = 0.009
 """Relative standard error of a device's ratio for another kernel than the reference: measured on four H200
@@ -226,13 +229,13 @@ CARRIED = 0.009
 by a third."""
 
 DEVICE = "identity"
-"""What tells one device from another in a station's hello."""
+"""Key of the device's identity in a station's ``hello``."""
 
 Handle = TypeVar("Handle")
 
 
 def reference_shapes(operator: Operator, suite: Suite) -> list[Workload]:
-    """At most ``SHAPES`` of a suite's shapes, from the least work to the most."""
+    """At most ``SHAPES`` of a suite's shapes, spread evenly from the least FLOP to the most."""
     ranked = sorted(suite.workloads, key=operator.flops)
     count = min(SHAPES, len(ranked))
     return [ranked[round(n * (len(ranked) - 1) / max(1, count - 1))] for n in range(count)]
@@ -241,10 +244,10 @@ def reference_shapes(operator: Operator, suite: Suite) -> list[Workload]:
 def in_service(
     answers: Sequence[tuple[Handle, str, Comparison]], reference: str, farthest: float = FARTHEST
 ) -> tuple[list[Handle], dict[str, DeviceRatio]]:
-    """Of (station, device, what it timed) the stations to measure on, and the scale of each one's device.
+    """The stations to measure on, and each one's ratio, from (station, device, comparison) of the reference kernel.
 
-    The first that timed the reference sets the scale. Where none did, the reference is at fault, not the devices:
-    one station goes on alone, without a scale, and the campaign will find out.
+    The first device that timed the reference has ratio 1. If none did, the fault is the reference's: one station is
+    used, without a ratio, and the campaign will report the failure.
     """
     timed = [one for one in answers if reference in one[2].genomes]
     if not timed:

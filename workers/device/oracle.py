@@ -1,7 +1,7 @@
-"""The oracle on a device: a process of ours that holds the operator's reference and has never held a candidate.
+"""Computes reference outputs on a device, in a trusted process that never loads a candidate.
 
-``workers.intake.judge.reference_process`` says what it is asked and what it answers. It starts with the first question,
-and holds the device while it computes, so that nothing is timed beside it.
+The process is ``workers.intake.judge.reference_process``, where questions and answers are described. It starts with the
+first question, and locks the device while it computes, so that nothing is timed meanwhile.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ START_SECONDS, ANSWER_SECONDS = 60.0, 60.0
 """How long the process may take to open its device, and to answer a question."""
 
 KEPT = 16
-"""Answers that are kept: evaluators in other processes ask for the same ones."""
+"""Samples that are kept: evaluators in other processes ask for the same ones."""
 
 _LIMIT = 1 << 31
 
 
 class DeviceOracle:
-    """Answers questions of several threads, each once; the process ends with this one at the latest."""
+    """The process, used by several threads in turn. It ends when this process does, at the latest."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,14 +47,15 @@ class DeviceOracle:
         self._closed = False
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
-        """For what ``seeds.sampled.Heavy`` says of a shape; None where the reference does not run on this device.
+        """Reference outputs at sampled positions. ``asked``: what ``seeds.sampled.Heavy.elsewhere`` returns for a
+        shape.
 
-        Raises SessionDied once it is closed: nobody waits for what the host would then begin.
+        None where the reference does not run on this device. Raises SessionDied after ``close``.
         """
         key = f"{seed} {json.dumps(asked, sort_keys=True)}"
         with self._turn:
             if key not in self._made:
-                self._made[key] = self._asked(Frame("sample", {"operator": asked, "seed": seed}))
+                self._made[key] = self._answer_or_none(Frame("sample", {"operator": asked, "seed": seed}))
                 while len(self._made) > KEPT:
                     self._made.popitem(last=False)
             if self._closed:
@@ -62,13 +63,13 @@ class DeviceOracle:
             return self._made[key]
 
     def close(self) -> None:
-        """Kill the process; who waits for it hears so."""
+        """Kill the process; calls of ``sample`` under way raise SessionDied."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()
             process.wait()
 
-    def _asked(self, question: Frame) -> Sample | None:
+    def _answer_or_none(self, question: Frame) -> Sample | None:
         try:
             answer = self._answer(question)
             if answer.kind != "sampled":
@@ -80,21 +81,21 @@ class DeviceOracle:
             return None
 
     def _answer(self, question: Frame) -> Frame:
-        """Raises RuntimeError where none comes, OSError where no process can be made."""
-        process = self._started()
+        """Send a question and wait for its answer. Raises RuntimeError if none comes, OSError if no process can
+        start."""
+        process = self._ready_process()
         with exclusive(self._identity):
             assert process.stdin is not None
             process.stdin.write(encode(question))
             process.stdin.flush()
-            return self._heard(process, ANSWER_SECONDS)
+            return self._next_frame(process, ANSWER_SECONDS)
 
     def begin(self) -> subprocess.Popen[bytes]:
-        """The process, which is started if there is none; nobody waits for it. Raises OSError, and RuntimeError once it
-        is closed."""
+        """Start the process if none runs, without waiting for it. Raises OSError, and RuntimeError after ``close``."""
         with self._turn:
-            return self._begun()
+            return self._running_process()
 
-    def _begun(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         if self._closed:
             raise RuntimeError("it is closed")
         if self._process is None or self._process.poll() is not None:
@@ -105,17 +106,18 @@ class DeviceOracle:
             )  # fmt: skip
         return self._process
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        process = self._begun()
+    def _ready_process(self) -> subprocess.Popen[bytes]:
+        process = self._running_process()
         if not self._ready:
-            ready = self._heard(process, START_SECONDS)
+            ready = self._next_frame(process, START_SECONDS)
             if ready.kind != "ready":
                 raise RuntimeError(str(ready.data.get("why", "no device")))
             self._identity, self._ready = ready.data.get("identity"), True
         return process
 
-    def _heard(self, process: subprocess.Popen[bytes], seconds: float) -> Frame:
-        """The next frame. Raises RuntimeError for a process that ends or takes too long, which is ended."""
+    def _next_frame(self, process: subprocess.Popen[bytes], seconds: float) -> Frame:
+        """The next frame. Raises RuntimeError if the process ends or takes longer than ``seconds``; then it is
+        killed."""
         assert process.stdout is not None
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0.0:

@@ -1,7 +1,7 @@
-"""Compiling ahead of a device: a child that runs a candidate's Python, and what the parent makes of its answer.
+"""Compiles candidates in a child process without a device, and checks the launch plans that come back.
 
-The child has neither device nor operands. What comes back of it are plans (``library.plans``), which are read and
-checked here before any device is given them.
+The child runs the candidate's Python, and sees neither device nor operands. Its plans (``library.plans``) are parsed
+and checked here, in the parent, before a device loads them.
 """
 
 import dataclasses
@@ -26,35 +26,35 @@ from tilewright.workers.device.timing import MALFORMED, child_failure, malformed
 from tilewright.workers.request import Failure, Findings, KernelRequest, Latest, duplicate, one_line
 
 TIMES_USUAL, LEAST_SECONDS = 6.0, 10.0
-"""A candidate may take so many times what is usual to compile, and no less than so many seconds."""
+"""Compile time limit as a multiple of the median so far, and the least limit in seconds."""
 
 SLOWEST = 3.0
-"""Or so many times what the slowest took."""
+"""The limit is at least this multiple of the longest compile time so far."""
 
 MOST_NOTES = 8
-"""Warnings of a compiler that are kept."""
+"""Most compiler warnings that are kept."""
 
 LEAST_PACED, PACED_BY = 6, 32
-"""Candidates after which something is usual, and the latest that say what."""
+"""Compilations before a limit applies, and the number of latest ones that it is derived from."""
 
 _COMPLAINTS = (
     re.compile(r"^\S*: error: (?!Failures have been detected)(.+)$", re.M),
     re.compile(r"(failed while executing \[`\w+`)"),
 )
-"""What MLIR's diagnostics say is wrong, else the pass that failed without a word."""
+"""Patterns of MLIR's first error, or of the name of the pass that failed."""
 
 
 Outcomes = Latest[str, ChildOutcome]
 
 KEPT = 4
-"""Outcomes that are kept, by what was asked: of a seed, which is judged on several draws and by its campaign."""
+"""Outcomes kept by job: a seed kernel is compiled for its intake's checks and again for its campaign."""
 
 
 class CompilePace:
-    """How long the candidates of a campaign take to compile, and so how long one may; for several threads.
+    """The limit of compile time, derived from the campaign's earlier candidates. Safe for several threads.
 
-    Tiles that are far too large for their threads take minutes, and never win. Another structure takes several times
-    what is usual, and often does. ``outcomes``: of the latest, which are not compiled again.
+    Candidates with tiles far too large for their threads take minutes to compile, and never win; those of another
+    structure take several times the median, and often win. ``outcomes``: results of the latest compilations.
     """
 
     def __init__(self, times: float = TIMES_USUAL, outcomes: Outcomes | None = None) -> None:
@@ -63,11 +63,11 @@ class CompilePace:
         self.outcomes = outcomes or Outcomes(KEPT)
 
     def add(self, seconds: float) -> None:
-        """What one that compiled took."""
+        """Note the seconds of a compilation that succeeded."""
         self._seconds.append(seconds)
 
     def limit(self, most: float) -> float:
-        """Seconds for the next: ``most`` until some have compiled."""
+        """Seconds allowed to the next candidate, at most ``most``; ``most`` before ``LEAST_PACED`` have compiled."""
         known = list(self._seconds)
         if len(known) < LEAST_PACED:
             return most
@@ -75,17 +75,17 @@ class CompilePace:
 
 
 class PlanStage:
-    """Compiles for every shape on this CPU, so that the device only loads."""
+    """Compiles a candidate for every shape on the CPU, so that the device only has to load code."""
 
     stage = Stage.COMPILE
 
     def __init__(self, compiler: ForkedChildren, pace: CompilePace | None = None) -> None:
-        """``pace``: none where every candidate may take its whole time."""
+        """``pace``: None if every candidate may take the whole limit of the request."""
         self._compiler = compiler
         self._pace = pace
 
     def run(self, request: KernelRequest, found: Findings) -> Failure | None:
-        """Refuses what does not compile, does not fit, or was compiled before."""
+        """Fails a candidate that does not compile, does not fit the device, or compiles to a known artefact."""
         answer = compile_all(self._compiler, request, found, "compiling", pace=self._pace)
         if isinstance(answer, Failure):
             return answer
@@ -191,7 +191,7 @@ def read_code(plans: Mapping[str, Plan], compiled: Frame, found: Findings) -> Fa
 
 
 def _with_complaint(failure: Failure, log: str) -> Failure:
-    """With the compiler's first complaint, which it prints, where what it raises says none."""
+    """The failure with the compiler's first printed error added, if its exception does not say the cause."""
     complaint = next(filter(None, (pattern.search(log) for pattern in _COMPLAINTS)), None)
     if complaint is None or not failure.reason.startswith("RuntimeError"):
         return failure

@@ -31,10 +31,10 @@ from tilewright.workers.toolchains import tpu as tpu_toolchain
 from tilewright.workers.toolchains import triton as triton_toolchain
 
 KEPT = 256
-"""Kernels whose plans a station remembers."""
+"""Kernels whose launch plans a station remembers."""
 
 CLAIM_SECONDS = 90.0
-"""After which a contender that did not come back has lost its claim."""
+"""Seconds after which a contender that has not returned loses its claim on the champion."""
 
 
 @dataclass(frozen=True)
@@ -46,34 +46,34 @@ class Entry:
     params: Mapping[str, Any]
     only: frozenset[str] | None = None
     plans: Mapping[str, bytes] = field(default_factory=dict)
-    """By workload, what a device that runs no candidate's Python is given instead of the source."""
+    """By workload id, the compiled plan that replaces the source on a device that runs no candidate's Python."""
 
     def data(self) -> dict[str, Any]:
-        """For a job frame."""
+        """The entry in a job frame's data."""
         if self.plans:
             return {"id": self.id}
         return {"id": self.id, "source": self.source, "params": dict(self.params)}
 
     def blobs(self, workloads: Iterable[str]) -> dict[str, bytes]:
-        """For a job frame on these workloads."""
+        """The entry's plans as blobs of a job frame on these workloads."""
         return {f"plan/{self.id}/{name}": self.plans[name] for name in workloads if name in self.plans}
 
 
 def entry_id(source: str, params: Mapping[str, Any]) -> str:
-    """What evaluators call a kernel at a point of its space."""
+    """Identity of a kernel with parameters: 16 hex digits of a SHA-256."""
     key = source + json.dumps(dict(params), sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The best confirmed so far, with the figures every later contender is paired with."""
+    """The best confirmed kernel so far, with the figures that each contender is compared with."""
 
     entry: Entry
     fitness: float
     figures: tuple[WorkloadFigures, ...]
     screens: float = 1.0
-    """By what a screened fitness is multiplied to compare with this one: as contenders fared that met the champion."""
+    """Factor from a screening fitness to one measured beside the champion, as learnt from earlier contenders."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Station(Protocol):
         ...
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
-        """What the oracle says on this device (see ``workers.device.oracle``); None where that cannot be asked here."""
+        """References computed on this device (see ``workers.device.oracle``); None where it cannot compute them."""
         ...
 
     def scale(self) -> DeviceRatio:
-        """What its times are divided by. Raises SessionDied on a device that has none where others have."""
+        """The ratio that its times are divided by. Raises SessionDied if devices are calibrated and this one is not."""
         ...
 
     def operand_seed(self, proposed: int, *, ahead: bool = False) -> int:
@@ -119,7 +119,8 @@ class Station(Protocol):
     def champion(self) -> Champion | None: ...
 
     def claim(self, contender: str) -> bool:
-        """Whether it may meet the champion now: one contender at a time, so that each meets the latest."""
+        """Whether this contender may be timed against the champion now: one at a time, so that each meets the
+        latest."""
         ...
 
     def release(self, contender: str, crowned: Champion | None) -> None:
@@ -138,7 +139,7 @@ class OperandSeeds:
         self._seed, self._uses = 0, SEED_USES
 
     def seed(self, proposed: int, *, ahead: bool = False) -> int:
-        """``proposed``, or the one that was told last, until it has been used often enough."""
+        """``proposed``, or the seed returned last, until that has served ``SEED_USES`` jobs."""
         if self._uses >= SEED_USES:
             self._seed, self._uses = proposed, 0
         self._uses += not ahead
@@ -146,10 +147,10 @@ class OperandSeeds:
 
 
 class LocalStation:
-    """A station in this process, for several threads: jobs take turns; what is only asked or told waits for none."""
+    """A station in this process, for several threads. Jobs run one at a time; other methods do not wait for them."""
 
     def __init__(self, device: Gpu | Chip, scratch: Path | None = None, *, spare: bool = True) -> None:
-        """Without ``spare`` no second child waits beside the first, where a device's children have one."""
+        """``spare`` False: no second child is kept ready, also on devices that usually have one."""
         self._keeper: SessionPool | ForkedChildren
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = ForkedChildren(
@@ -171,16 +172,16 @@ class LocalStation:
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._over = False
         self._hello: Mapping[str, Any] = {}
-        """Said once: whoever asks later waits for no job."""
+        """Kept after the first call, so that later ones do not wait for a running job."""
         self._seeds = OperandSeeds()
         self._plans: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._champion: Champion | None = None
         self._claim: tuple[str, float] | None = None
         self._counted: tuple[int, float] | None = None
-        """The child by its number, and its CPU seconds, as they were after the latest job."""
+        """Number of the current child, and its CPU seconds after the latest job."""
 
-    def renewed(self) -> "LocalStation":
-        """The same device for another campaign, which knows nothing of this one's kernels."""
+    def for_next_campaign(self) -> "LocalStation":
+        """A station on the same children with none of this campaign's seeds, plans and champion."""
         other = copy.copy(self)
         other._seeds, other._plans, other._champion, other._claim = OperandSeeds(), OrderedDict(), None, None
         other._over = False
@@ -194,7 +195,7 @@ class LocalStation:
         return self._hello
 
     def end(self) -> None:
-        """Have all that wait for a turn or a claim, and all that ask later, fail."""
+        """Make all threads that wait for a turn or a claim, and all later calls, raise SessionDied."""
         self._over = True
 
     def _require(self) -> None:
@@ -218,7 +219,7 @@ class LocalStation:
         return outcome
 
     def _keep(self, job: Frame) -> None:
-        """Remember the plans that came with a job."""
+        """Remember the plans that came with a job, of the latest ``KEPT`` kernels."""
         left = dict(job.blobs)
         # an entry's id may begin with another's
         for entry in sorted((str(entry["id"]) for entry in job.data.get("entries", ())), reverse=True):
@@ -232,12 +233,12 @@ class LocalStation:
             self._plans.popitem(last=False)
 
     def plans(self, source: str, params: Mapping[str, Any]) -> Mapping[str, bytes]:
-        """By workload, what of a kernel came with earlier jobs, already compiled."""
+        """By workload id, the compiled plans of a kernel that came with earlier jobs."""
         with self._state:
             return dict(self._plans.get(entry_id(source, params), {}))
 
     def sample(self, asked: Mapping[str, Any], seed: int) -> Sample | None:
-        """Beside jobs: the device is held while it is at work."""
+        """See ``Station``. May be called while a job runs: the oracle locks the device while it computes."""
         return self._oracle.sample(asked, seed) if self._oracle is not None else None
 
     def warm(self) -> None:
@@ -245,7 +246,7 @@ class LocalStation:
         self._keeper.warm()
 
     def warm_oracle(self) -> None:
-        """Start what ``sample`` asks without waiting for it."""
+        """Start the process behind ``sample`` without waiting for it."""
         if self._oracle is not None:
             with contextlib.suppress(OSError, RuntimeError):  # who asks it hears why
                 self._oracle.begin()
@@ -270,7 +271,7 @@ class LocalStation:
             return True
 
     def inherit(self, champion: Champion) -> None:
-        """Take over the champion of another station on the same device, where it is the better one."""
+        """Adopt the champion of another station on the same device, if its fitness is higher."""
         with self._state:
             if self._champion is None or champion.fitness > self._champion.fitness:
                 self._champion = champion
@@ -285,7 +286,7 @@ class LocalStation:
 
     @property
     def replaced(self) -> int:
-        """Children replaced so far."""
+        """How many children were replaced so far."""
         return self._keeper.replaced
 
     def close(self) -> None:
@@ -296,7 +297,7 @@ class LocalStation:
 
 
 def device_config(gpu: Gpu) -> SessionConfig:
-    """How the child of a station is started."""
+    """How a station's child is started on a GPU."""
     return SessionConfig(
         runner="plan.device",
         runner_config={"product": gpu.product, "flush_bytes": gpu.flush_bytes},
@@ -312,7 +313,7 @@ def device_config(gpu: Gpu) -> SessionConfig:
 def compile_children(
     gpu: Gpu, scratch: Path | None = None, template: Template | None = None
 ) -> ForkedChildren:
-    """Children that compile ahead, one for each candidate. ``template``: see ``ForkedChildren``."""
+    """Children that compile candidates before they are measured. ``template``: see ``ForkedChildren``."""
     return ForkedChildren(
         "compile.",
         ("tilewright.workers.runners.triton.compile",),

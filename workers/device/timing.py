@@ -1,6 +1,6 @@
-"""Jobs of a station and what the parent makes of their answers: times, sampled outputs, verdicts for failures.
+"""Times kernels on a measuring station: makes the job, reads the child's answer, decides the verdict.
 
-Children say what they saw; the verdicts are made here, in the parent, which alone holds the oracle's answers.
+A child reports times and sampled outputs. Verdicts are decided here, in the parent: it alone holds the references.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from tilewright.workers.device.station import DeviceRatio, Entry, Station
 from tilewright.workers.request import Failure, Findings, KernelRequest, Latest, TimingRequest, one_line
 
 STALL_SECONDS = 10.0
-"""Silence of a device child after which its kernel is taken for hung."""
+"""A kernel counts as hung when its device child sends no frame for so long."""
 
 WALL_FACTOR, WALL_SLACK_SECONDS = 3.0, 2e-3
-"""How far the wall clock may be above what device events and host time say."""
+"""A timing is implausible above ``WALL_FACTOR * max(device seconds, host seconds) + WALL_SLACK_SECONDS``."""
 
 BURST_SECONDS = 2e-3
-"""Device time after which more calls of one burst tell little: what disturbs calls this long comes and goes slower."""
+"""Device seconds that the calls of one burst take together: longer bursts average away no more noise."""
 
 _RESOURCES = re.compile(
     r"out of (resource|memory)|too many resources|allocate memory|OutOfResources|OutOfMemory|MemoryError",
     re.I,
 )
 _FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
-"""Verdicts by what ``workers.runners.triton.launch_guard`` raises."""
+"""Verdict by the type of exception that ``workers.runners.triton.launch_guard`` raises."""
 
 _MEMORY_FAULT = re.compile(
     r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I
@@ -46,9 +46,10 @@ _MEMORY_FAULT = re.compile(
 
 
 class Samples:
-    """Answers due at sampled places, for the latest (workload, seed, kind); for several threads they are made once.
+    """Reference outputs at sampled positions, cached for the latest ``most`` (workload id, seed, input kind).
 
-    ``station``: whose device makes those that are much work for a processor; what it cannot make is made here.
+    Several threads that ask for the same ones wait for one computation. ``station``: its device computes the references
+    that are too much work for a CPU; those it cannot compute are computed here.
     """
 
     def __init__(self, operator: Operator, station: Station | None = None, most: int = 256) -> None:
@@ -62,16 +63,16 @@ class Samples:
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
-        """Empty when the operator's operands are made on the host."""
+        """By operand, the values that its elements are drawn from; empty when operands are made on the host."""
         return self._tables
 
-    def drawn(self, workload: Workload, seed: int, most: int | None) -> list[str]:
-        """So many kinds of inputs beside the first, None for all, that ``seed`` draws for a shape."""
+    def draw_kinds(self, workload: Workload, seed: int, most: int | None) -> list[str]:
+        """``most`` input kinds (None: all) besides the first, drawn by ``seed`` and the workload's id."""
         count = len(self._kinds) if most is None else min(most, len(self._kinds))
         return random.Random(f"{seed} {workload.id}").sample(self._kinds, count)
 
     def of(self, workload: Workload, seed: int, kind: str = "") -> Sample:
-        """Only for an operator with ``tables``. ``kind``: see ``seeds.sampled.kind_tables``."""
+        """The sample for one shape, for operators with ``tables``. ``kind``: see ``seeds.sampled.kind_tables``."""
         sampled = self._sampled
         assert sampled is not None
 
@@ -90,7 +91,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Timing:
-    """One workload as a station timed it: seconds by entry, round and call, and what was seen beside them."""
+    """One workload as a station timed it. ``rounds``: seconds by entry, round and call; other lists are by entry."""
 
     workload: Workload
     rounds: list[list[list[float]]]
@@ -100,15 +101,15 @@ class Timing:
     arrays: Mapping[str, np.ndarray]
     scale: DeviceRatio
     seed: int
-    """Of the operands."""
+    """The seed that the operands were made from."""
 
-    def and_then(self, later: Self) -> Self:
-        """With the rounds of another job on the same entries behind its own."""
+    def with_later_rounds(self, later: Self) -> Self:
+        """This timing with the rounds of a ``later`` job on the same entries appended."""
         rounds = [[*mine, *more] for mine, more in zip(self.rounds, later.rounds, strict=True)]
         return dataclasses.replace(later, rounds=rounds)
 
     def figures(self, request: TimingRequest, place: int = 0) -> WorkloadFigures:
-        """The figures of entry ``place``, as the campaign's first device would have given them."""
+        """The figures of entry number ``place``, with seconds scaled to the campaign's first device."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
         seconds = intervals.median_seconds(self.rounds[place]) / self.scale.ratio
         calibrated = (
@@ -148,18 +149,18 @@ def measure(
     known: Mapping[str, float] | None = None,
     kinds: int | None = 0,
 ) -> list[Timing] | Failure:
-    """Time entries side by side; the outputs of one timed call of each pass the gates on a sample.
+    """Time entries in interleaved rounds, and check the sampled outputs of one timed call of each against the gates.
 
-    ``kinds``: on so many other kinds of inputs, None for all, that the request's seed draws for each shape, every entry
-    is called once beside, and its outputs pass the gates, too.
-
-    ``effort``: rounds, and calls a round, fewer of what takes long. ``pace``: seconds by workload that entries are held
-    to. ``known``: seconds that such kernels take; else those of ``pace``. ``judged``: the entry whose failures are the
-    candidate's; those of the others are infrastructure faults. None: every entry's.
+    ``effort``: number of rounds, and most calls in a round (see ``calls_of``).
+    ``pace``: seconds by workload id; an entry that is far slower on the first workloads is timed briefly on the rest.
+    ``known``: expected seconds by workload id, from which calls per round follow; by default those of ``pace``.
+    ``judged``: number of the candidate's entry: failures of other entries are infrastructure faults. None: an entry's
+    failure is its own.
+    ``kinds``: on this many further input kinds (None: all) each entry is called once, untimed, and checked, too.
     """
     workloads = sorted(request.measured, key=request.operator.flops)
     seed = station.operand_seed(request.seed)
-    drawn = {w.id: samples.drawn(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
+    drawn = {w.id: samples.draw_kinds(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
     # who makes the operands makes their kinds: tables of all kinds would be most of what a device waits for
     arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
     for workload in workloads if samples.tables else ():
@@ -167,7 +168,7 @@ def measure(
             arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
     for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.tables):
         made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
-        arrays.update({f"{workload.id}/{_under(kind, name)}": array for name, array in made.items()})
+        arrays.update({f"{workload.id}/{_array_name(kind, name)}": array for name, array in made.items()})
     data = {
         "entries": [entry.data() for entry in entries],
         "workloads": [request.described(w) for w in workloads],
@@ -197,23 +198,23 @@ def measure(
         return Failure(Verdict.CRASHED, "the child ended before it had timed everything")
     for timing in timings:
         for place in range(len(entries)) if judged is None else (judged,):
-            failure = _objection(request, found, samples, timing, place, drawn[timing.workload.id])
+            failure = _timing_failure(request, found, samples, timing, place, drawn[timing.workload.id])
             if failure is not None:
                 return dataclasses.replace(failure, entry=entries[place].id)
     return timings
 
 
-def _under(kind: str, name: str) -> str:
-    """An array's name in a job and its answer: those of a kind beside the first stand under it."""
+def _array_name(kind: str, name: str) -> str:
+    """An array's name in job and answer: ``name`` for the first input kind, ``kind/name`` for any other."""
     return f"{kind}/{name}" if kind else name
 
 
 def calls_of(
     request: TimingRequest, workload: Workload, effort: tuple[int, int], known: Mapping[str, float]
 ) -> int:
-    """Calls a round: as many as make ``BURST_SECONDS``, and no more than ``effort`` says.
+    """Calls per round: as many as fill ``BURST_SECONDS``, at most ``effort[1]``; at least two if there is one round.
 
-    What is not known takes as long as the device's peaks allow. One of a single round is called twice at least.
+    A workload that is not in ``known`` is taken to run as fast as the device's peaks allow.
     """
     rounds, calls = effort
     if request.target.interpreted:
@@ -228,11 +229,11 @@ def calls_of(
 
 
 MALFORMED = (KeyError, TypeError, ValueError)
-"""Raised on reading an answer that is none."""
+"""Exceptions that reading a malformed answer raises."""
 
 
 def malformed_answer(error: Exception) -> Failure:
-    """The verdict on a child whose answer does not read."""
+    """The failure of a child whose answer cannot be read."""
     return Failure(
         Verdict.CRASHED, one_line(f"the child's answer is malformed: {type(error).__name__} {error}")
     )
@@ -241,11 +242,13 @@ def malformed_answer(error: Exception) -> Failure:
 def _timing(
     frame: Frame, workloads: Sequence[Workload], entries: int, scale: DeviceRatio, seed: int
 ) -> Timing:
-    """Raises one of ``MALFORMED`` for what are no times of so many entries in as many rounds each."""
+    """A ``timed`` frame as a Timing. Raises one of ``MALFORMED`` unless all ``entries`` have equally many rounds."""
     data = frame.data
     workload = {w.id: w for w in workloads}[data["workload"]]
-    rounds = [[[_time(call) for call in calls] for calls in entry] for entry in data["rounds"]]
-    host, wall = ([_time(n, or_none=True) for n in data[f"{clock}_seconds"]] for clock in ("host", "wall"))
+    rounds = [[[_checked_seconds(call) for call in calls] for calls in entry] for entry in data["rounds"]]
+    host, wall = (
+        [_checked_seconds(n, or_none=True) for n in data[f"{clock}_seconds"]] for clock in ("host", "wall")
+    )
     if not len(rounds) == len(host) == len(wall) == entries:
         raise ValueError(f"{len(rounds)} entries instead of {entries}")
     if len({len(entry) for entry in rounds}) != 1 or not all(entry and all(entry) for entry in rounds):
@@ -254,14 +257,14 @@ def _timing(
     return Timing(workload, rounds, host, wall, changed, frame.arrays, scale, seed)
 
 
-def _time(seconds: float, *, or_none: bool = False) -> float:
-    """A finite number over 0, or 0 as well."""
+def _checked_seconds(seconds: float, *, or_none: bool = False) -> float:
+    """``seconds`` if it is finite and > 0 (or 0, with ``or_none``). Raises ValueError otherwise."""
     if not 0.0 < seconds < math.inf and not (or_none and seconds == 0.0):
         raise ValueError(f"{seconds} s is no time")
     return float(seconds)
 
 
-def _objection(
+def _timing_failure(
     request: TimingRequest,
     found: Findings,
     samples: Samples,
@@ -269,7 +272,7 @@ def _objection(
     place: int,
     kinds: Sequence[str],
 ) -> Failure | None:
-    """Why a timing does not count."""
+    """Why entry ``place`` of a timing fails: changed inputs, wrong outputs, implausible times. None if it does not."""
     workload = timing.workload
     if timing.inputs_changed:
         return Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({workload.id})", stage=Stage.CHECK)
@@ -283,10 +286,10 @@ def _objection(
         else:
             own = kind or request.operator.input_kinds[0]
             references = request.truth.references(workload, timing.seed, own)
-        prefix = f"{place}/{_under(kind, '')}"
+        prefix = f"{place}/{_array_name(kind, '')}"
         outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
         label = f"timed calls at {workload.id}" + (f" on {kind}" if kind else "")
-        why = judge(request, found, outputs, specs, references, label)
+        why = judge_outputs(request, found, outputs, specs, references, label)
         wrong = wrong or why  # all are read
     if wrong is not None:
         return wrong
@@ -303,7 +306,7 @@ def _objection(
     return None
 
 
-def judge(
+def judge_outputs(
     request: TimingRequest,
     found: Findings,
     outputs: Mapping[str, np.ndarray],
@@ -311,21 +314,22 @@ def judge(
     references: Mapping[str, Arrays],
     label: str,
 ) -> Failure | None:
-    """Pass outputs through the gates and note the readings; why they are wrong. A baseline is held to none."""
+    """Check outputs against the gates, note the readings in ``found``; the failure, or None. Baselines have no
+    gates."""
     operator = request.operator
     if (fault := gates.ill_formed(outputs, specs)) is not None:
         return Failure(Verdict.INCORRECT, fault, stage=Stage.CHECK)
     if request.baseline is not None:
         return None
-    readings = gates.read_gates(operator.gates, outputs, references, label, least=_own_error(request))
+    readings = gates.read_gates(operator.gates, outputs, references, label, least=_element_error(request))
     found.gates.extend(readings)
     if (wrong := gates.failure(readings, operator.gates)) is not None:
         return Failure(Verdict.INCORRECT, wrong, stage=Stage.CHECK)
     return None
 
 
-def _own_error(request: TimingRequest) -> float:
-    """What the sums of a real device explain of one element's error: matrix units keep 14 bits of fp8 products."""
+def _element_error(request: TimingRequest) -> float:
+    """Relative error of one element that a real device's sums explain: matrix units keep 14 bits of fp8 products."""
     if request.target.interpreted:
         return 0.0
     judged = (*request.measured, *(request.checked if isinstance(request, KernelRequest) else ()))
@@ -334,7 +338,7 @@ def _own_error(request: TimingRequest) -> float:
 
 
 def run_job(station: Station, request: TimingRequest, found: Findings, job: Frame) -> ChildOutcome:
-    """One job on the device, within the request's limits; what it printed and took is noted."""
+    """Run one job on the device, within the request's limits; its log and seconds are added to ``found``."""
     wall = request.limits.trace.wall_seconds * request.time_factor
     outcome = station.run(job, JobLimits(wall, min(STALL_SECONDS, wall)))
     found.logs.append(outcome.log)
@@ -343,7 +347,7 @@ def run_job(station: Station, request: TimingRequest, found: Findings, job: Fram
 
 
 def child_failure(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | None:
-    """A verdict for a child that said ``error``, hung or died."""
+    """The failure of a child that answered ``error``, hung or died; None for one that is done."""
     error = outcome.first("error")
     if error is not None:
         return dataclasses.replace(_failure_of(error, stage), entry=error.data.get("entry"))

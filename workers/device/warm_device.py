@@ -1,4 +1,4 @@
-"""A device and its compiler, started before the first job, which would otherwise wait for them."""
+"""Starts a device's child and its compiler before the first job, which would otherwise wait for them."""
 
 import contextlib
 import os
@@ -18,26 +18,26 @@ from tilewright.workers.toolchains import triton as triton_toolchain
 
 @dataclass(frozen=True)
 class WarmDevice:
-    """A station, and the process that all compilers of this machine are forked from; an interpreter needs none."""
+    """A station, and the process that this machine's compiler children are forked from (None for an interpreter)."""
 
     station: LocalStation
     template: Template | None
     kept: bool = False
-    """Whether it runs on when a pool closes it."""
+    """Whether ``close`` leaves it running: its owner will close it."""
 
     outcomes: Outcomes = field(default_factory=lambda: Outcomes(KEPT))
-    """What compilers made lately, whoever asked them."""
+    """The latest compilation results, shared by all pools."""
 
-    def lent(self) -> "WarmDevice":
-        """The same for one pool after another, which leave it as it is and know nothing of each other's candidates."""
-        return replace(self, station=self.station.renewed(), kept=True)
+    def lend(self) -> "WarmDevice":
+        """For one pool: ``close`` does nothing, and earlier pools' seeds, plans and champion are gone."""
+        return replace(self, station=self.station.for_next_campaign(), kept=True)
 
     def compiler(self, target: Target, scratch: Path | None = None) -> ForkedChildren | None:
-        """Children for one thread that compiles."""
+        """Compiler children for one thread; None where nothing is compiled ahead."""
         return compile_children(target.gpu, scratch, self.template) if self.template is not None else None
 
     def expect_reference(self) -> None:
-        """Begin what will run a reference on the device, too, where processors are idle: it imports torch."""
+        """On a machine with ``PROCESSORS`` or more, start the process that computes references: it imports torch."""
         if len(os.sched_getaffinity(0)) >= PROCESSORS:
             self.station.warm_oracle()
 
@@ -51,7 +51,7 @@ class WarmDevice:
 
 
 def warm_device(target: Target, scratch: Path | None = None) -> WarmDevice:
-    """Begin to start both, and wait for neither. Raises OSError where no process can be made."""
+    """Start the station's child and the template, without waiting for them. Raises OSError."""
     compiles = not (isinstance(target.part, Chip) or target.interpreted)
     found = WarmDevice(
         LocalStation(target.hardware, scratch, spare=False),

@@ -86,12 +86,13 @@ class Edit:
         self.transforms.setdefault(node, []).append(change)
 
     def replace_statement(self, node: cst.CSTNode, text: str) -> None:
+        """Put the statements of ``text`` in place of ``node``."""
         self.statement_text[node] = text
 
-    def before(self, statement: cst.CSTNode, text: str) -> None:
+    def insert_before(self, statement: cst.CSTNode, text: str) -> None:
         self.prepended.setdefault(statement, []).append(text)
 
-    def after(self, statement: cst.CSTNode, text: str) -> None:
+    def insert_after(self, statement: cst.CSTNode, text: str) -> None:
         self.appended.setdefault(statement, []).append(text)
 
     def remove(self, statement: cst.CSTNode) -> None:
@@ -179,7 +180,7 @@ class Edit:
             if node is None:
                 body = ", ".join(f"{k}: {v}" for k, v in pairs)
                 anchor = self.kernel.statement(self.kernel.literals["SPACE"] or self.kernel.functions[0])
-                self.before(anchor, f"{literal} = {{{body}}}")
+                self.insert_before(anchor, f"{literal} = {{{body}}}")
                 continue
             self.transform(node, partial(_append_items, pairs=pairs))
 

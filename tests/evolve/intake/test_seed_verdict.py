@@ -91,7 +91,7 @@ def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(
     with device_for(TARGET) as device:
         for _ in range(2):
             found, gates = seed_verdict._evaluation(
-                request, _stricter(answer), TARGET, device.lent(), tmp_path, 0
+                request, _stricter(answer), TARGET, device.lend(), tmp_path, 0
             )
             assert {r.inputs for r in found.gates if not r.passed} == {*answer["kinds"]}
         assert device.station.hello() and device.station.replaced == 0
@@ -213,7 +213,7 @@ def test_every_draw_judges_a_seed_and_all_their_readings_count(taken, tmp_path, 
     request, answer = taken
     monkeypatch.setattr(seed_verdict, "_draws", lambda _: 2)
     with device_for(TARGET) as device:
-        found, _ = seed_verdict._evaluation(request, answer, TARGET, device.lent(), tmp_path, 0)
+        found, _ = seed_verdict._evaluation(request, answer, TARGET, device.lend(), tmp_path, 0)
     assert found.verdict is Verdict.OK
     assert max(Counter((r.gate, r.inputs, r.workload) for r in found.gates).values()) == 2
 

@@ -189,7 +189,7 @@ def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_aske
     flags, made = [], []
     station = SimpleNamespace(operand_seed=lambda seed, ahead=False: flags.append(ahead) or 3)
     samples = SimpleNamespace(tables={"a": np.zeros(1)}, of=lambda *key: made.append(key))
-    samples.drawn = lambda workload, seed, most: [f"{seed} {most}"]
+    samples.draw_kinds = lambda workload, seed, most: [f"{seed} {most}"]
     for final, most in ((False, 2), (True, None)):
         made.clear()
         ScreenStage(station, samples).prepare(request(final=final))

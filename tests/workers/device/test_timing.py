@@ -441,9 +441,9 @@ def test_every_timed_shape_meets_kinds_beside_the_one_it_is_timed_on(wrong, refu
 def test_the_seed_draws_the_kinds_of_tables_and_each_shape_has_its_own():
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
     samples, shapes = timing.Samples(operator), operator.suites["primus-core"].workloads
-    drawn = {tuple(sorted(samples.drawn(w, seed, 2))) for w in shapes for seed in range(8)}
+    drawn = {tuple(sorted(samples.draw_kinds(w, seed, 2))) for w in shapes for seed in range(8)}
     assert len(drawn) > 8 and all(len(set(kinds)) == 2 for kinds in drawn)
-    assert set(samples.drawn(shapes[0], 1, None)) == set(TABLE_KINDS)
+    assert set(samples.draw_kinds(shapes[0], 1, None)) == set(TABLE_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_a_station_inherits_the_better_champion():
     assert station.champion().entry.id == "first"
     station.inherit(champion("faster", 3.0))
     assert station.champion().entry.id == "faster"
-    other = station.renewed()
+    other = station.for_next_campaign()
     assert other.champion() is None and other.operand_seed(7) == 7
     other.end()
     assert station.claim("a contender"), "it has not ended"

@@ -77,7 +77,7 @@ def test_bounds_of_integers_follow_their_dimension():
     def settled(text):
         call = parse(text)
         raw, _ = dimensions.operands([call], dimensions.tensor_places([call], [*"abcd"]), frozenset())
-        return dimensions.settle(raw, 1, lambda *_: True)
+        return dimensions.name_dimensions(raw, 1, lambda *_: True)
 
     (table, ids, groups), sizes = settled("bf16[1000, 64], i64[512] < 1000, i32[4].sums(512)")
     assert ids.below == table.shape[0] and groups.total == ids.shape[0]
@@ -87,7 +87,7 @@ def test_bounds_of_integers_follow_their_dimension():
     assert draw(groups, {**small, str(ids.shape[0]): 30}, "randn", 4, rng).sum() == 30
     (rows, whole, short), sizes = settled("f16[8, 300, 64], i32[8] < 301, i32[8] < 130")
     assert (whole.below, short.below) == (f"{rows.shape[1]}+1", 130)
-    assert dimensions.within_sizes([whole, short], sizes[0])[1].below == rows.shape[1]
+    assert dimensions.with_bounds_as_dimensions([whole, short], sizes[0])[1].below == rows.shape[1]
     packed, dims = settled(text := "bf16[400, 16], i32[7].offsets(400, 100), 128, 16")
     made = pytest.importorskip("tilewright.workers.intake.triton.call_site").CallSite
     site = made(print, "", "print", [parse(text)], "torch.mul", packed, [(0,), (1,)], dims)

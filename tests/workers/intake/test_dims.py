@@ -3,7 +3,7 @@
 import pytest
 
 from tilewright.workers.intake.calls.call_text import parse
-from tilewright.workers.intake.calls.dimensions import operands, settle, tensor_places
+from tilewright.workers.intake.calls.dimensions import name_dimensions, operands, tensor_places
 from tilewright.workers.intake.child_program import Refusal
 
 Shapes = list[tuple[int | str, ...]]
@@ -17,7 +17,7 @@ def _settled(call, works, **more):
     def asked(rule):
         return lambda dims, given: rule(*(o.sizes(dims) for o in given))
 
-    made, dims = settle(raw, 1, asked(works), **{name: asked(rule) for name, rule in more.items()})
+    made, dims = name_dimensions(raw, 1, asked(works), **{name: asked(rule) for name, rule in more.items()})
     return [o.shape for o in made], dims[0]
 
 
@@ -87,5 +87,5 @@ def test_calls_that_differ_in_a_plain_value_are_refused():
 def test_axes_of_few_elements_keep_their_size_and_are_one_dimension():
     calls, seen = [parse("bf16[1024, 16, 64], i32[16]")], set()
     raw, _ = operands(calls, tensor_places(calls, ["q", "lengths"]), frozenset())
-    made, _ = settle(raw, 1, lambda dims, q: not seen.add(q[0].sizes(dims)), size=128, few=128)
+    made, _ = name_dimensions(raw, 1, lambda dims, q: not seen.add(q[0].sizes(dims)), size=128, few=128)
     assert [o.shape for o in made] == [("M", "N", "K"), ("N",)] and seen == {(256, 16, 64)}

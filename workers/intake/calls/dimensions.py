@@ -1,4 +1,4 @@
-"""The dimensions of a call: names for the sizes of its tensors, one name for sizes that must be equal."""
+"""Names the dimensions of a call's tensors, from its shapes alone: one name for axes that must have equal sizes."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -20,46 +20,45 @@ from tilewright.workers.intake.source.names import public
 
 LETTERS = "MNKLPQRSUVWABCDEFGHIJ"
 MOST, MOST_APART = 200, 120
-"""Ways to name dimensions that are tried, with tensors of one shape alike and each by itself."""
+"""Assignments of names that are tried: with tensors of one shape named alike, and with each named by itself."""
 
 MULTIPLE = 16
-"""Times the usual sizes are those that are tried next, for wrappers that cut a dimension into chunks."""
+"""Factor of the second, larger sizes that an assignment is tried with: some wrappers need several chunks of one."""
 
 BLOCKS = (128, 2, 64, 32, 16, 256, 512, 1024, 8, 4)
-"""Sizes of blocks that a dimension may count, the usual ones first; the half of another, and numbers packed into one,
-too."""
+"""Divisors tried where a dimension is another one divided, the usual first: scale blocks, halves, packed numbers."""
 
 LEAST_UNIT = 16
 """Sizes that are tried are multiples of the largest block, and of this."""
 
 MOST_BLOCKS, MOST_WAYS, MOST_TRIES = 24, 32, 400
-"""Ways to name dimensions, to say of each what it counts, and both together, that are tried."""
+"""Most assignments, most divisions for each, and most of both together that are tried."""
 
 KEEPABLE = (16, 256)
-"""Least and largest size of an axis that is tried as one that keeps it, by itself; smaller ones do together."""
+"""Least and largest size of an axis that is tried as a fixed number by itself; smaller ones are fixed together."""
 
 RESERVED = frozenset(("torch", "triton", "tl", "math", "inputs", "params", "reference"))
 Sizes = tuple[tuple[int, ...], ...]
-"""By axis, its size in every call."""
+"""The size of each axis in every call: ``sizes[axis][call]``."""
 
 
-class Uneven(Refusal):
-    """Calls that differ in more than sizes."""
+class CallsDiffer(Refusal):
+    """The calls differ in more than the sizes of their tensors."""
 
 
 def argument_at(call: Call, place: Place) -> Any:
-    """The argument at a place: a position or a keyword, then places in lists and objects. Raises Uneven."""
+    """The argument at a place: position or keyword, then keys within lists and objects. Raises CallsDiffer."""
     value: Any = call.keywords if isinstance(place[0], str) else call.arguments
     for part in place:
         parts = dict(parts_of(value)) if not isinstance(value, Mapping) else value
         if part not in parts:
-            raise Uneven("calls differ in the number of their tensors: tune them apart")
+            raise CallsDiffer("calls differ in the number of their tensors: tune them apart")
         value = parts[part]
     return value
 
 
 def permutation_text(name: str, order: Sequence[int]) -> str:
-    """A tensor with its dimensions in another order, as text."""
+    """Code of a tensor with its dimensions permuted; ``name`` alone without ``order``."""
     return f"{name}.permute({', '.join(map(str, order))})" if order else name
 
 
@@ -67,8 +66,11 @@ def reference_calls(
     call: Call, operands: Sequence[Operand], places: Sequence[Place], known: Collection[str] = (),
     texts: Mapping[Place, str] = {},
 ) -> list[str]:  # fmt: skip
-    """Arguments to call the reference with, the likeliest first: as the function is called, without keywords that are
-    not ``known``, by position alone, with the tensors alone. ``texts``: texts of other arguments."""
+    """Argument lists to try on the user's reference, as code, the likeliest first.
+
+    First those of the call itself; then with only the keywords in ``known``, without keywords, and with tensors only.
+    ``texts``: code of other arguments by place.
+    """
     by_place = {
         p: permutation_text(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
     }
@@ -82,7 +84,7 @@ def reference_calls(
 
 
 def tensor_places(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str, Place]]:
-    """Names and places of the tensors of a call; ``names`` are those of its positional arguments."""
+    """Names and places of a call's tensors. ``names``: of its positional parameters."""
     found: list[tuple[str, Place]] = []
 
     def walk(value: Any, name: str, place: Place) -> None:
@@ -99,30 +101,30 @@ def tensor_places(calls: Sequence[Call], names: Sequence[str]) -> list[tuple[str
     return found
 
 
-def others_of(call: Call) -> str:
-    """All of a call but its tensors, as text."""
+def text_without_tensors(call: Call) -> str:
+    """The call's arguments as text, with the word ``tensor`` in place of each tensor."""
     blank = {place: "tensor" for _, place in tensor_places([call], [""] * len(call.arguments))}
     values = [*enumerate(call.arguments), *sorted(call.keywords.items())]
     return ", ".join(f"{key}={python_text(value, (key,), blank)}" for key, value in values)
 
 
-def as_the_first(calls: Sequence[str]) -> list[bool]:
-    """Of calls as texts, which differ from the first in nothing but their tensors."""
-    others = [others_of(parse(text)) for text in calls]
+def differ_only_in_tensors(calls: Sequence[str]) -> list[bool]:
+    """For each call (as text), whether it differs from the first one in its tensors only."""
+    others = [text_without_tensors(parse(text)) for text in calls]
     return [text == others[0] for text in others]
 
 
 def operands(
     calls: Sequence[Call], found: Sequence[tuple[str, Place]], used_names: Set[str]
 ) -> tuple[list[Operand], list[Place]]:
-    """Operands whose shapes are ``Sizes``, not yet named. Raises Uneven."""
+    """Operands with ``Sizes`` in place of shapes, and their places. Raises CallsDiffer."""
     made, places = [], []
-    if len(set(map(others_of, calls))) > 1:
-        raise Uneven("calls differ in arguments that are no tensors: tune them apart")
+    if len(set(map(text_without_tensors, calls))) > 1:
+        raise CallsDiffer("calls differ in arguments that are no tensors: tune them apart")
     for name, place in found:
         tensors = [argument_at(call, place) for call in calls]
         if any(len(t.shape) != len(tensors[0].shape) or t.dtype != tensors[0].dtype for t in tensors):
-            raise Uneven(f"argument {name} has another rank or dtype in another call")
+            raise CallsDiffer(f"argument {name} has another rank or dtype in another call")
         plain = public(name, "x")
         while plain in ALL_BUILTINS or plain in RESERVED or plain in used_names:
             plain += "_"
@@ -137,23 +139,24 @@ def operands(
     return made, places
 
 
-Works = Callable[[Mapping[str, int], list[Operand]], bool]
+ShapeCheck = Callable[[Mapping[str, int], list[Operand]], bool]
 
 
-def settle(
+def name_dimensions(
     raw: Sequence[Operand],
     calls: int,
-    works: Works,
+    works: ShapeCheck,
     size: int = 16,
-    surely: Works | None = None,
+    surely: ShapeCheck | None = None,
     few: int = 0,
 ) -> tuple[list[Operand], list[dict[str, int]]]:
-    """Operands with named dimensions, and those of every call: as many different ones as ``works`` bears.
+    """Operands with named dimensions, and the dimensions of every call. The assignment with the most names wins.
 
-    Two axes of one size need not be one dimension, and of a square matrix mostly are not; nor need tensors of one shape
-    be of the same dimensions. ``works`` is asked with small sizes, multiples of ``size``, that all differ, and where it
-    bears none with larger ones. What ``surely`` bears too, which may cost more, is preferred. Axes of at most ``few``
-    elements keep their size meanwhile, and are one dimension if they are of one size.
+    Axes of equal size may be one dimension or several (those of a square matrix mostly are two). So assignments are
+    tried: each name gets a small size of its own, a multiple of ``size``, and ``works(dims, operands)`` says whether
+    the function runs at them; if none works, larger sizes are tried. ``surely`` is a dearer check (of the results, say)
+    that an assignment should pass, too. Axes of at most ``few`` elements keep their size in these trials; those of
+    equal size are one dimension.
     """
     shapes: list[Any] = [tuple(o.shape) for o in raw]
 
@@ -169,10 +172,10 @@ def settle(
         if best is None and len(set(shapes)) < len(shapes):
             apart = _assignments(shapes, apart=True, few=few)
             best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit, range(few + 1))
-    for kept in _keepable(shapes) if best is None else ():
+    for kept in _sizes_to_keep(shapes) if best is None else ():
         ways = _assignments(shapes)
         best = best or _most_names(raw, shapes, ways, MOST_BLOCKS, calls, both, size, kept)
-    best = best or _in_blocks(raw, shapes, calls, both) or _batch(raw, shapes, both) or None
+    best = best or _in_blocks(raw, shapes, calls, both) or _batch_dimension(raw, shapes, both) or None
     if best is None and surely is not None:
         best = _most_names(raw, shapes, _assignments(shapes), MOST, calls, works, size)
     chosen = best or next(_assignments(shapes, merged=True))
@@ -181,11 +184,11 @@ def settle(
 
 
 def _most_names(
-    raw: Sequence[Operand], shapes: Sequence[Sizes], ways: Iterator[list[Any]], most: int, calls: int, works: Works,
-    size: int, kept: Collection[int] = (),
+    raw: Sequence[Operand], shapes: Sequence[Sizes], ways: Iterator[list[Any]], most: int, calls: int,
+    works: ShapeCheck, size: int, kept: Collection[int] = (),
 ) -> list[Any] | None:  # fmt: skip
-    """Of the ways that work one with the most different names; None where none works. Axes of sizes that are ``kept``
-    keep them."""
+    """The assignment with the most names among the first ``most`` that work; None if none does. Axes whose size is in
+    ``kept`` are tried at that size."""
     best: tuple[int, list[Any]] | None = None
     for names in itertools.islice(ways, most):
         count = len({n for shape in names for n in shape if isinstance(n, str)})
@@ -198,18 +201,17 @@ def _most_names(
     return best[1] if best else None
 
 
-def _keepable(shapes: Sequence[Sizes]) -> list[set[int]]:
-    """Sizes to keep together: the few elements of a batch or a filter, and with them one that a function may insist on,
-    such as a head's."""
+def _sizes_to_keep(shapes: Sequence[Sizes]) -> list[set[int]]:
+    """Sets of sizes to keep in trials: the small ones (a batch, a filter), one larger one (a head's), and both."""
     sizes = {size[0] for shape in shapes for size in shape if len(set(size)) == 1}
     few = {size for size in sizes if size < KEEPABLE[0]}
     larger = sorted(size for size in sizes if KEEPABLE[0] <= size <= KEEPABLE[1])
     return [*([few] if few else []), *({size} for size in larger), *(few | {size} for size in larger if few)]
 
 
-def _batch(raw: Sequence[Operand], shapes: Sequence[Sizes], works: Works) -> list[Any]:
-    """The first axis of the first operand, and of those of its rank that have as many elements there, as the one
-    dimension, where all other sizes stay, as those of an image and a filter do; empty where that does not work."""
+def _batch_dimension(raw: Sequence[Operand], shapes: Sequence[Sizes], works: ShapeCheck) -> list[Any]:
+    """An assignment with one dimension, the batch: the first axis of the first operand and of others of its rank and
+    batch size. All other sizes stay numbers, as those of an image and a filter. Empty if it does not work."""
     if not shapes or any(len(set(size)) > 1 for shape in shapes for size in shape):
         return []
     batch, rank, numbers = shapes[0][:1], len(shapes[0]), [[size[0] for size in shape] for shape in shapes]
@@ -221,9 +223,9 @@ def _batch(raw: Sequence[Operand], shapes: Sequence[Sizes], works: Works) -> lis
     return []
 
 
-def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: Works) -> list[Any]:
-    """Names where a dimension counts blocks of another, as a scale for every 128 elements does, or is half of it; empty
-    where none do. As few as will do count."""
+def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, works: ShapeCheck) -> list[Any]:
+    """An assignment where some dimensions are another one divided: a scale for every 128 elements, a half. Empty if
+    none works. Assignments with the fewest divided dimensions are tried first."""
     assignments = list(itertools.islice(_assignments(shapes), MOST_BLOCKS))
     assignments.sort(key=lambda names: -len({n for shape in names for n in shape}))
     most = len({n for shape in assignments[0] for n in shape})
@@ -245,7 +247,7 @@ def _in_blocks(raw: Sequence[Operand], shapes: Sequence[Sizes], calls: int, work
 
 
 def _counting_dimensions(dims: Sequence[Mapping[str, int]], number: int) -> Iterator[dict[str, str]]:
-    """Ways to say of so many dimensions which other one they count parts of, and of how many elements."""
+    """Formulas (``N/128``, ``N+1``) for ``number`` dimensions in terms of others, that fit the sizes of all calls."""
     counts = {
         name: [
             *(f"{other}+1" for other in dims[0] if all(d[other] + 1 == d[name] for d in dims)),
@@ -261,14 +263,16 @@ def _counting_dimensions(dims: Sequence[Mapping[str, int]], number: int) -> Iter
 
 
 def _counts(way: str) -> tuple[str, int]:
-    """The dimension that is counted, and how many of its elements make one."""
+    """The dimension in a formula ``N/128`` or ``N+1``, and its divisor."""
     name, _, by = way.partition("/")
     return name.partition("+")[0], int(by or 1)
 
 
 def _with_named_bounds(operand: Operand, dims: Mapping[str, int]) -> Operand:
-    """With bounds that are a dimension's size, or more than half of it, as that dimension, one above it, as of lengths,
-    or the product of two, as of slots in pages: valid at any size."""
+    """The operand with numeric bounds of its values as formulas, so that they hold at any size.
+
+    A bound becomes a dimension whose size it equals or exceeds half of; ``N+1``, as of lengths; or a product of two, as
+    of slots in pages."""
     own = set(operand.shape)
     others = {n: s for n, s in dims.items() if n not in own}
     below, total = operand.below, operand.total
@@ -288,9 +292,9 @@ def _with_named_bounds(operand: Operand, dims: Mapping[str, int]) -> Operand:
     return replace(operand, below=below, total=total)
 
 
-def within_sizes(operands: Sequence[Operand], dims: Mapping[str, int]) -> list[Operand]:
-    """With bounds that are numbers, as of lengths far below those that rows have, as the smallest dimension that is no
-    smaller: valid at any size."""
+def with_bounds_as_dimensions(operands: Sequence[Operand], dims: Mapping[str, int]) -> list[Operand]:
+    """The operands with each bound that is still a number replaced by the smallest dimension that is at least as
+    large."""
     found = []
     for operand in operands:
         below, own = operand.below, set(operand.shape)
@@ -316,8 +320,8 @@ def _dims(raw: Sequence[Sizes], names: Sequence[Any], calls: int) -> list[dict[s
 def _assignments(
     raw: Sequence[Sizes], *, merged: bool = False, apart: bool = False, few: int = 0
 ) -> Iterator[list[Any]]:
-    """Ways to name axes: tensors of one shape alike, unless ``apart``; axes of one size as one dimension or another,
-    unless they have at most ``few`` elements."""
+    """All assignments of names to axes, by operand. Axes of equal size share a name or do not; with ``merged``, or at
+    most ``few`` elements, they do. Tensors of one shape are named alike, unless ``apart``."""
     keys: list[Any] = list(range(len(raw))) if apart else list(raw)
     sizes_of = dict(zip(keys, raw, strict=True))
     shapes = list(sizes_of)

@@ -1,17 +1,21 @@
-"""Sizes of tensors as text over a call's dimensions: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``, ``M+-1``."""
+"""Tensor sizes as formulas of a call's dimensions, as text: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``,
+``M+-1``.
+
+``/`` divides and rounds up; it applies to the factor before it. ``dims`` are dimensions by name, in elements.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 MOST_TIMES = 64
-"""Most elements that are made of one, as 8 codes of 4 bits are of 32, and most that a size is above another."""
+"""Largest factor tried in ``8*N`` (8 codes of 4 bits from one of 32), and largest offset tried in ``N+8``."""
 
 POWERS = tuple(1 << n for n in range(1, 13))
 
 
 def size_of(size: int | str, dims: Mapping[str, int]) -> int:
-    """A number, or a product of parts; a part is a dimension, a number, or a sum of them, and ``/128`` after it divides
-    it, rounded up."""
+    """The value of a formula, in elements: a product of factors, each a sum of dimensions and numbers, divided or
+    not."""
     if isinstance(size, int):
         return size
     found = 1
@@ -23,12 +27,12 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
 
 
 def label_of(dims: Mapping[str, int]) -> str:
-    """The name of a shape."""
+    """The name of a shape in reports: ``4096x128``."""
     return "x".join(str(n) for n in dims.values()) or "one"
 
 
 def size_code(size: int | str, places: Mapping[str, str]) -> str:
-    """A size as Python over ``places``, the texts of sizes that are known; empty where those do not give it."""
+    """A formula as Python code. ``places``: by dimension, the code that reads it; "" where one has none there."""
     if size in places:
         return places[str(size)]
     made = []
@@ -43,8 +47,9 @@ def size_code(size: int | str, places: Mapping[str, str]) -> str:
 
 
 def size_text(seen: Sequence[tuple[Mapping[str, int], int]], constant: bool = True) -> int | str:
-    """The simplest text that gives a result's size at every shape it was seen at; a number where it is always the same
-    and may be ``constant``. Raises LookupError where none does."""
+    """The simplest formula that fits every (dims, size) ``seen``; with ``constant``, a number if all sizes are equal.
+
+    Raises LookupError if none fits."""
     dims, size = seen[-1]
     for text in _texts(dims, size, constant and len({size for _, size in seen}) == 1):
         if all(size_of(text, given) == found for given, found in seen):
@@ -55,8 +60,9 @@ def size_text(seen: Sequence[tuple[Mapping[str, int], int]], constant: bool = Tr
 def shape_text(
     dims: Mapping[str, int], seen: Sequence[tuple[Mapping[str, int], Sequence[int]]], sizes: Sequence[int]
 ) -> tuple[int | str, ...]:
-    """A result's shape by dimensions: of sizes at ``dims``, and of those that were ``seen`` at other ones. Raises
-    LookupError."""
+    """A formula for each axis of a result that has ``sizes`` at ``dims``, and those ``seen`` at other dimensions.
+
+    Raises LookupError if an axis has none."""
     texts: list[int | str] = []
     for axis in zip(*(sizes for _, sizes in seen), sizes, strict=True):
         # Of dimensions that are of one size everywhere, each axis gets its own.

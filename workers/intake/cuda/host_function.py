@@ -119,7 +119,7 @@ class HostFunction:
     ``knobs``: numbers that the texts name; ``sized``: whether the launch holds for the sizes of the calls alone."""
 
     def __init__(self, request: Request) -> None:
-        """Raises Refusal, Uneven, and what the user's file raises."""
+        """Raises Refusal, CallsDiffer, and what the user's file raises."""
         path, self.name = Path(request["path"]), str(request["function"])
         self._part, self._numbers, self._used = request["part"], Numbers(), list[Extension]()
         given, reference = [parse(text) for text in request["calls"]], request["reference"]

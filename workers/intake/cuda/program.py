@@ -49,7 +49,7 @@ class Intake:
     """One request: the kernel with its dimensions, launch and judge."""
 
     def __init__(self, request: Request) -> None:
-        """Raises Refusal, Uneven, and what the user's files raise."""
+        """Raises Refusal, CallsDiffer, and what the user's files raise."""
         if request["reference"] == SELF:
             raise Refusal("CUDA C++ runs on a device alone: without --reference nothing says what is right")
         self._capability, source = int(request["part"]["capability"]), HostFunction(request)
@@ -57,7 +57,9 @@ class Intake:
         self._source, self.site, self.oracle = source, site, Oracle(site.judge, site.reference_calls())
 
         takes = lambda small, named: site.reference_takes(small, source.own(named))  # noqa: E731
-        every, site.dims = dimensions.settle(source.every, len(source.calls), source.works, surely=takes)
+        every, site.dims = dimensions.name_dimensions(
+            source.every, len(source.calls), source.works, surely=takes
+        )
         site.operands, self._results = source.own(every), [o for o in every if o.name in source.outputs]
         self.text = source.launch(every, site.dims)
 

@@ -105,7 +105,7 @@ def judge(
         return False
 
     size, few = (8, 0) if isinstance(oracle, Oracle) else (128, FEW)
-    operands, all_dims = dimensions.settle(operands, len(calls), takes, size=size, few=few)
+    operands, all_dims = dimensions.name_dimensions(operands, len(calls), takes, size=size, few=few)
     shapes = _shapes_with(
         with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
         all_dims[0], seed, defaults, oracle,

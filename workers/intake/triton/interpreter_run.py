@@ -132,7 +132,7 @@ class _Process:
         try:
             while not self._ours.poll(LOOK_SECONDS):
                 self.seconds = _spent(self._pid) - before
-                if self.seconds > most or deadline.left() <= 0:
+                if self.seconds > most or deadline.seconds_left() <= 0:
                     return TooSlow()
             answer, self.read_outside, self.seconds = self._ours.recv()
         except (EOFError, ConnectionError):

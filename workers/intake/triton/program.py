@@ -154,7 +154,7 @@ def recorded(request: Request, paired: bool = True, *, whole: bool = False) -> t
             return True
 
         surely = None if site.reference == SELF else site.reference_takes
-        site.operands, site.dims = dimensions.settle(raw, len(calls), works, surely=surely)
+        site.operands, site.dims = dimensions.name_dimensions(raw, len(calls), works, surely=surely)
         site.follow_longest()
         with SettingsRead(str(loader.home(path))) as read:
             text = site.module_at(site.dims[0], site.result_types(site.dims[0]))
@@ -328,7 +328,7 @@ def _drawn_or_given(
     """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
     drawn ones will not do; else why not of the first way."""
     ways, first = ways_to_draw(site.operands), ""
-    within = dimensions.within_sizes(site.operands, site.dims[0])
+    within = dimensions.with_bounds_as_dimensions(site.operands, site.dims[0])
     for way in (ways[0], *([within] if within != ways[0] else []), *ways[1:]):
         site.operands = way
         seed = seed_of(site, text)

@@ -93,19 +93,11 @@ _COMPILER = ("dimension_semantics", "allow_input_fusion", "vmem_limit_bytes", "f
 CLASSES: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        pallas_core.BlockMapping,
-        pallas_core.Blocked,
-        pallas_core.BoundedSlice,
-        pallas_core.Buffered,
-        pallas_core.Element,
-        pallas_core.GridMapping,
-        pallas_core.Squeezed,
-        state.BitcastTransform,
-        state.ReshapeTransform,
-        state.TransposeTransform,
-        tpu_core.CompilerParams,
+        pallas_core.BlockMapping, pallas_core.Blocked, pallas_core.BoundedSlice, pallas_core.Buffered,
+        pallas_core.Element, pallas_core.GridMapping, pallas_core.Squeezed, state.BitcastTransform,
+        state.ReshapeTransform, state.TransposeTransform, tpu_core.CompilerParams,
     )
-}
+}  # fmt: skip
 
 _DEFAULTS = {
     field.name: field.default
@@ -129,22 +121,15 @@ ENUMS: Mapping[str, Any] = {
     **{
         kind.__name__: kind
         for kind in (
-            lax.AccuracyMode,
-            lax.DotAlgorithmPreset,
-            lax.Precision,
-            lax.RoundingMethod,
-            lax.RandomAlgorithm,
-            slicing.GatherScatterMode,
-            pallas_primitives.DeviceIdType,
-            tpu_core.GridDimensionSemantics,
-            tpu_core.MemorySpace,
-            tpu_core.SemaphoreType,
+            lax.AccuracyMode, lax.DotAlgorithmPreset, lax.Precision, lax.RoundingMethod, lax.RandomAlgorithm,
+            slicing.GatherScatterMode, pallas_primitives.DeviceIdType, tpu_core.GridDimensionSemantics,
+            tpu_core.MemorySpace, tpu_core.SemaphoreType,
         )
     },
     "PallasSpace": pallas_core.MemorySpace,
     "CoreSpace": core.MemorySpace,
     **{kind.__name__: kind for kind in (getattr(api, "Inline", None),) if kind},
-}
+}  # fmt: skip
 """By a name of its own where three are called the same."""
 ENUM_NAMES: Mapping[type, str] = {kind: name for name, kind in ENUMS.items()}
 

@@ -163,18 +163,8 @@ class DeviceText(EpilogueText):
     def _ring(self) -> dict[str, str]:
         """Where the ring carries the rows' numbers: what its functions take, what is copied and made."""
         keys = (
-            "desc",
-            "fixed",
-            "bytes",
-            "copy",
-            "stages",
-            "used",
-            "entry",
-            "layout",
-            "made",
-            "argument",
-            "last",
-        )
+            "desc", "fixed", "bytes", "copy", "stages", "used", "entry", "layout", "made", "argument", "last",
+        )  # fmt: skip
         if self.numbers is None:
             return {f"ring_{key}": "" for key in keys}
         stages, rows = self.names["s_stages"], self.product.rows

@@ -71,7 +71,7 @@ class _Writer(DeviceText, HostText):
             key: edit.add_parameter(key, values, default) for key, (values, default) in self._space().items()
         }
         self._constraints()
-        edit.before(self.source.statement(self.kernel.function), self._functions() + "\n\n\n")
+        edit.insert_before(self.source.statement(self.kernel.function), self._functions() + "\n\n\n")
         edit.replace_statement(self.source.statement(self.kernel.launch()), self._launches())
         edit.imports += IMPORTS
 

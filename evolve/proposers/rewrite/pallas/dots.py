@@ -76,7 +76,7 @@ class _Chunk(CallRule[Accumulate]):
         return True
 
     def _helper(self, edit: Edit, view: PallasCall, name: str) -> None:
-        edit.before(
+        edit.insert_before(
             edit.kernel.statement(view.function),
             f"\n\ndef {name}(x, axis, start, count, extent):\n"
             f'    """``count`` entries of x along axis, or all of x where it is broadcast along it."""\n'
@@ -176,7 +176,7 @@ class ScaleBeforeDot(CallRule[Accumulate]):
         numpy, target = edit.ensure_import("jax.numpy", "jnp"), _text(item.target)
         left, right, part = map(kernel.fresh, ("left", "right", "part"))
         dot, scales = split[0], _by_side(view, item.loop, item, [*map(_text, split[1])])
-        edit.before(item.loop, f"{left}, {right} = [], []")
+        edit.insert_before(item.loop, f"{left}, {right} = [], []")
         pieces = []
         for side, operand, texts in zip((left, right), (dot.lhs, dot.rhs), scales, strict=True):
             wide = " * ".join([f"({_text(operand)}).astype({numpy}.float32)", *(f"({s})" for s in texts)])
@@ -184,7 +184,7 @@ class ScaleBeforeDot(CallRule[Accumulate]):
             piece = f"{side}_{part} = ({wide}).astype({numpy}.bfloat16)\n{side} += [{side}_{part}]"
             pieces.append(ast.unparse(ast.parse(piece)))
         edit.replace_statement(item.statement, "\n".join(pieces))
-        edit.after(
+        edit.insert_after(
             item.loop,
             f"{left} = {numpy}.concatenate({left}, axis=1)\n{right} = {numpy}.concatenate({right}, axis=0)\n"
             f"{target} = {target} + {numpy}.dot({left}, {right}, preferred_element_type={numpy}.float32)",

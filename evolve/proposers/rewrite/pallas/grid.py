@@ -86,10 +86,10 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
         label, step, fresh = map(kernel.fresh, ("fill_cache", "one_step", "is_fresh"))
         fill = f"def {label}():\n{indent(chain.body(places), '    ')}"
         if narrow:  # the simulator cannot cost one-byte dots beside the stores of what they read
-            edit.before(view.body[first], f"@{view.pallas}.when({ids[axis]} == 0)\n{fill}")
+            edit.insert_before(view.body[first], f"@{view.pallas}.when({ids[axis]} == 0)\n{fill}")
         else:
             start = f"def {step}({fresh}):\n    if {fresh}:\n        {label}()"
-            edit.before(view.body[first], f"{fill}\n{start}")
+            edit.insert_before(view.body[first], f"{fill}\n{start}")
             turns = (f"{ids[axis]} {at} 0)(lambda: {step}({at == '=='}))" for at in ("==", "!="))
             calls = [f"{view.pallas}.when({turn}" for turn in turns]
             edit.transform(view.function.body, partial(_with_rest_inside, name=step, calls="\n".join(calls)))
@@ -125,13 +125,15 @@ def _with_rest_inside(block: cst.IndentedBlock, name: str, calls: str) -> cst.In
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
-    """A name of ``program_id(axis)`` bound before top-level statement ``before``."""
+    """A name of ``program_id(axis)`` bound before top-level statement ``insert_before``."""
     for statement in view.body[:before]:
         for name, bound in view.axis_names.items():
             if bound == axis and any(isinstance(n, cst.Name) and n.value == name for n in walk(statement)):
                 return name
     name = view.kernel.fresh(f"step_{axis}")
-    edit.before(view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})")
+    edit.insert_before(
+        view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})"
+    )
     return name
 
 

@@ -46,7 +46,7 @@ class RowSumsInDot(CallRule[list[tuple[cst.BaseExpression, Dot]]]):
                 f"{both} = {numpy}.dot({left}, {numpy}.concatenate([{values}, {ones}], axis=1),"
                 f" preferred_element_type={numpy}.float32)",
             ]
-            edit.before(first, "\n".join(lines))
+            edit.insert_before(first, "\n".join(lines))
             width = f"{values}.shape[1]"
             stop = "" if _spread(view, total) else f" {width} + 1"
             edit.replace(total, f"{both}[:, {width} :{stop}]")

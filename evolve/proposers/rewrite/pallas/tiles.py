@@ -68,7 +68,7 @@ class SkipMaskedTiles(CallRule[tuple[cst.For, str, bool]]):
         kernel = view.kernel
         loop, empty, decided = payload
         if decided:
-            edit.before(loop.body.body[0], f"if {empty}:\n    continue")
+            edit.insert_before(loop.body.body[0], f"if {empty}:\n    continue")
             return
         numpy = edit.ensure_import("jax.numpy", "jnp")
         name = kernel.fresh("seen_tile")

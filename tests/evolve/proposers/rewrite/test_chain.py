@@ -147,6 +147,11 @@ WRITTEN = {
         ("        acc += tl", "        vt = tl.trans(vs)\n        v = tl.trans(vt)\n        acc += tl"),
         ("q.shape[1]", "4"), ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"), ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),  # noqa: E501
     ],
+    "columns' numbers that the loop advances, in the mask": [
+        ("    for start_n", "    cols = tl.arange(0, BLOCK_N)\n    for start_n"),
+        (KEEP, "(offs_m[:, None] >= cols[None, :]) & (cols[None, :] < N_K)"),
+        (BASES, BASES + "        cols += BLOCK_N\n"),
+    ],
     "a helper that holds the loop, called twice": [
         (LOOP, "".join(
             f"    acc, l_i, m_i = walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, {low}, {high}, stride_kn, stride_vn, N_K, BLOCK_M, BLOCK_N, {stage})\n"  # noqa: E501
@@ -177,6 +182,7 @@ QUICK = (
     "full", "heads in two dimensions, a row beside a tile, scores that are cast",
     "a program's numbers and weights by helpers", "no weights, as of linear attention",
     "scores that are copied, bound anew and read a step later",
+    "columns' numbers that the loop advances, in the mask",
     "a row's largest score that is read behind the loop", "a helper that holds the loop, called twice",
 )  # fmt: skip
 

@@ -21,9 +21,9 @@ def test_edit_keeps_comments_and_layout():
     source = PLAIN.replace("def build(params):", "# launches it\ndef build(params):  # the entry")
     edit = Edit(KernelSource(source))
     name = edit.add_parameter("depth", (1, 2), 1)
-    edit.before(edit.kernel.functions[0], f"WANTED = '{name}'")
+    edit.insert_before(edit.kernel.functions[0], f"WANTED = '{name}'")
     loop = next(f for f in edit.kernel.functions if f.name.value == "build")
-    edit.before(loop.body.body[0], f"unused = params['{name}']")
+    edit.insert_before(loop.body.body[0], f"unused = params['{name}']")
     result = edit.finish()
     assert result is not None
     assert "# launches it" in result.source

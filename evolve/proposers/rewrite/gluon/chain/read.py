@@ -414,7 +414,7 @@ def _not_added_to_zeros(
 def _without_advances(
     body: Sequence[Statement], variable: str, start: str, step: str, bound: Mapping[str, ast.expr], tl: str
 ) -> tuple[list[Statement], dict[str, Sum]]:
-    """The statements without those that advance a pointer for the next step, and what the pointers are."""
+    """The statements without those that advance what loads alone read for the next step, and what that is."""
     running: dict[str, Sum] = {}
     kept = []
     reader = SumReader(tl, bound, {})
@@ -431,7 +431,8 @@ def _without_advances(
                 if len(stride.parts) == len(by.parts):
                     turn = Sum({(variable,): 1}) - reader.read(ast.parse(start, mode="eval").body)
                     running[name] = reader.read(first) + stride * turn
-                    continue
+                    if all(calls(s.node, tl, "load") or s is statement for s in body if name in s.reads):
+                        continue
         kept.append(statement)
     return kept, running
 

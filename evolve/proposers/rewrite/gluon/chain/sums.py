@@ -151,12 +151,12 @@ class SumReader:
             if any(f.startswith(("@0:", "@1:")) for s in sides for f in s.factors):
                 sides = [s.along(1) for s in sides]  # a row beside a tile
             return _SIGNS[type(node.op)](*sides)
+        if self._of_zero(node):
+            return constant(0)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self.read(node.operand, again) * constant(-1)
-        if isinstance(node, ast.Subscript):
-            axis = expanded(node)
-            if axis is not None:
-                return self.read(node.value, again).along(axis)
+        if isinstance(node, ast.Subscript) and (axis := expanded(node)) is not None:
+            return self.read(node.value, again).along(axis)
         if inner := transparent(node, self.tl):
             return self.read(inner, again)
         if isinstance(node, ast.Call) and device_call(node, self.tl) == "arange" and len(node.args) == 2:
@@ -170,8 +170,7 @@ class SumReader:
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             return None
         sides = [self.read(n) for n in (node.left, node.comparators[0])]
-        if axis is not None:
-            sides = [s.along(axis) for s in sides]
+        sides = [s if axis is None else s.along(axis) for s in sides]
         if isinstance(node.ops[0], ast.Gt | ast.GtE):
             sides.reverse()
         if isinstance(node.ops[0], ast.LtE | ast.GtE):
@@ -187,7 +186,22 @@ class SumReader:
             isinstance(node, ast.Constant) and isinstance(node.value, int)
         )
         ranged = isinstance(node, ast.Call) and device_call(node, self.tl) == "arange"
-        return plain or leaf or ranged or transparent(node, self.tl) is not None or self.varies(node)
+        return (
+            self._of_zero(node)
+            or plain
+            or leaf
+            or ranged
+            or transparent(node, self.tl) is not None
+            or self.varies(node)
+        )
+
+    def _of_zero(self, node: ast.expr | None) -> bool:
+        """Whether a number is zero, as a quotient or a remainder of zero is."""
+        for _ in range(_DEEPEST):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Mod):
+                node = node.left
+            node = self.bound.get(node.id) if isinstance(node, ast.Name) else node
+        return isinstance(node, ast.Constant) and node.value == 0
 
     def varies(self, node: ast.AST) -> bool:
         """Whether an expression is a tile: whether a range is in what it is made of."""

@@ -79,7 +79,7 @@ class LowerChain(NodeRule[Chains]):
         if several and len(set(own)) == 1 and "rows" in tunables:
             edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
-        edit.before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
+        edit.insert_before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
         edit.replace_statement(kernel.source.statement(kernel.launch()), text.launches())
         edit.imports += IMPORTS
 
@@ -499,7 +499,7 @@ class ChainText:
         open_: dict[Statement, tuple[tuple[Sum, ...], Statement]] = {}
         for statement in loop.middle:
             found = self._unmasked(statement) if statement in needed else None
-            if found is not None:
+            if found is not None and not self._reads((), *(c.text() for c in found[0])) & written:
                 open_[statement] = found
         plain = [open_[s][1] if s in open_ else s for s in body]
         seen = {body[i] for i in sliced(plain, roots, ())}

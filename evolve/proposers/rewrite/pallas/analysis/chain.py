@@ -352,7 +352,7 @@ def take_from(edit: Edit, chain: Chain, read: dict[str, str]) -> None:
         assert value.at is not None
         if value.inline is not None:
             edit.replace(value.inline, value.name)
-            edit.before(value.at, f"{value.name} = {read[value.name]}")
+            edit.insert_before(value.at, f"{value.name} = {read[value.name]}")
         else:
             bound.setdefault(value.at, []).append(f"{value.name} = {read[value.name]}")
     for statement in (*chain.doomed, *bound):
