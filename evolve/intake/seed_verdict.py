@@ -256,7 +256,7 @@ def _evaluation(
     finally:
         pool.close()
     if len(finished) < draws:
-        raise SeedFailed(f"its evaluation took more than {SECONDS:.0f} s")
+        raise SeedFailed(f"takes more than {SECONDS:.0f} s to be evaluated")
     finished.sort(key=lambda evaluation: evaluation.verdict is Verdict.OK)
     every = tuple(reading for evaluation in finished for reading in evaluation.gates)
     return finished[0].model_copy(update={"gates": every}), resolved.operator.gates

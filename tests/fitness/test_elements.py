@@ -526,6 +526,12 @@ def test_a_step_of_the_type_leans_by_chance_where_few_elements_stand():
     assert "lean" in objection(*many[:2], Allowance(ROUNDED, ROUNDED, rounded=False), slack=many[2])
 
 
+@pytest.mark.parametrize(("count", "seen"), [(31, False), (32, True), (33, True)])
+def test_so_many_elements_lean(count, seen):
+    one = np.ones(count)
+    assert elements._leans(one / 2, one, one / 10, one) is seen
+
+
 def test_few_rows_lean_where_all_of_them_do():
     ways = np.ones(21)
     assert not elements._agree(ways)

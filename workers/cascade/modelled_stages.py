@@ -417,7 +417,11 @@ def _child_failure(outcome: ChildOutcome, doing: str) -> Failure | None:
 def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | None:
     """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
     if outcome.signal is Signals.SIGABRT and not _RESOURCES.search(outcome.log + outcome.detail):
-        hint = "blocks of 8-bit arrays need 32 rows here; " if "dma-general" in outcome.detail else ""
+        hint = (
+            "a copy changes the layout (8-bit blocks need 32 rows); "
+            if "dma-general" in outcome.detail
+            else ""
+        )
         ended = _SIMULATOR.search(outcome.detail)
         why = (
             f"libtpu's simulator cannot run it: {ended[1]}" if ended else f"libtpu aborted: {outcome.detail}"
