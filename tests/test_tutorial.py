@@ -159,7 +159,7 @@ def test_its_lineage_is_in_mlflow(session, journal):
 def test_status_and_report_read_what_is_there(session, tmp_path, capsys):
     for arguments, code, words in (
         (["status"], 0, ["softmax-001", "finished"]),
-        (["status", "softmax-001"], 0, ["4 evaluations", "winner, genome"]),
+        (["status", "softmax-001"], 0, ["4 evaluations", "winner, candidate"]),
         (["report", "--output", str(tmp_path / "r.html")], 0, ["r.html"]),
         (["resume", "softmax-001"], 2, ["has finished"]),
     ):
