@@ -2,10 +2,9 @@
 between them (see ``fp8_block.cu``).
 
 A tile has 64 x WGS rows and WN columns, twice as many rows with two waves ``down`` a warpgroup, twice as many columns
-with two ``across``. A cluster of two multicasts the operand that it shares. Programs are persistent, on all
-multiprocessors but ``IDLE`` (128 tiles are a square of the product), and a tile's rows are stored behind the next
-wave's products. Measured on an H200 over twelve training shapes: 1.11 times cuBLAS with a genome for each shape, 1.09
-with the defaults (``experiments/records/h200_fp8/cuda_fp8.md``).
+with two ``across``. A cluster of two multicasts the operand that it shares. Programs are persistent, and a tile's rows
+are stored behind the next wave's products. Measured on an H200 over twelve training shapes: 1.11 times cuBLAS with a
+genome for each shape, 1.09 with the defaults (``experiments/records/h200_fp8/cuda_fp8.md``).
 """
 
 SPACE = {
@@ -16,7 +15,6 @@ SPACE = {
     "SHARE": ("none", "a", "b"),
     "GROUP": (2, 4, 8, 16, 32),
     "AXIS": (0, 1),
-    "IDLE": (0, 4),
     "UNR": (1, 2, 4),
     "OUTCS": (0, 1),
     "ECW": (32, 64),
@@ -31,7 +29,6 @@ DEFAULTS = {
     "SHARE": "a",
     "GROUP": 8,
     "AXIS": 0,
-    "IDLE": 0,
     "UNR": 2,
     "OUTCS": 0,
     "ECW": 64,
@@ -47,7 +44,7 @@ CONSTRAINTS = {
     "WAVES != 'across' or WN <= 128 and (WN % 128 == 0 or 64 % WN == 0)": (
         "a copy brings 256 rows of B, and waves keep to granules of B's scales"
     ),
-    "groups == 0 or SHARE == 'none' and IDLE == 0": "of groups one CTA has a tile",
+    "groups == 0 or SHARE == 'none'": "of groups one CTA has a tile",
     "WGS > 1 or CREG < 240": "registers of two warpgroups",
     "PREG == 24 or CREG <= 232": "registers of all warpgroups together",
     "columns == 0 or WN * (1 + (WAVES == 'across')) % 32 == 0": "a copy of B's scales begins at 128 bytes",
@@ -62,7 +59,7 @@ EXPECTED = (
     "1e9 if M <= 64 and groups == 0 else (lambda rows, columns: (lambda waves: 3.88 + waves * (K / 128 * (0.0247"
     " + 6.63e-4 * rows + 8.01e-4 * columns + 7.91e-6 * rows * columns) + 0.115 + 5.65e-5 * rows * columns)"
     " + 9.52e-8 * N * K)(cdiv(max(groups, 1) * cdiv(M if groups == 0 else M * 3 // 4 // (1 if masked else groups),"
-    " rows * (1 + (SHARE == 'b'))) * cdiv(N, columns * (1 + (SHARE == 'a'))) * (1 + (SHARE != 'none')), 132 - IDLE)))"
+    " rows * (1 + (SHARE == 'b'))) * cdiv(N, columns * (1 + (SHARE == 'a'))) * (1 + (SHARE != 'none')), 132)))"
     "(64 * WGS * (1 + (WAVES == 'down')), WN * (1 + (WAVES == 'across')))"
 )
 
@@ -80,7 +77,7 @@ def product(m, n, k, params, a, a_s, b, b_s, c, by_rows=False):
     defines = {"MW": down, "NW": across, "CL": cluster, "MCB": 1 if shares_b else 0}
     step = {
         "kernel": "fp8_block",
-        "grid": min(whole // high * -(-n // wide), (132 - params["IDLE"]) // cluster) * cluster,
+        "grid": min(whole // high * -(-n // wide), 132 // cluster) * cluster,
         "block": 128 * (wgs + 1),
         "cluster": cluster,
         "shared": -(-ring // 128) * 128 + wgs * 64 * (params["ECW"] * 2 + 16),
