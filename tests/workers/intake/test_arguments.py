@@ -65,6 +65,8 @@ def test_inputs_are_drawn_as_the_call_bounds_them():
             assert len(ends) == 9 and ends[-1] == total and np.diff(ends, prepend=0).min() >= (total > 8)
         distinct = draw(Operand("x", "int32", (64,), below=70, form="distinct"), {}, "randn", 4, rng)
         assert len(set(distinct)) == 64 and distinct.min() >= 0 and distinct.max() < 70
+        near_zero = draw(Operand("x", "float32", (64,), least=-1.0, most=1.0), {}, "faint-118", 4, rng)
+        assert 0 < np.abs(near_zero).max() < 1e-30
         parts = [
             Operand(n, "int32", (5,), total=t, form="offsets")
             for n, t in zip("qkv", (64, 64, 80), strict=True)

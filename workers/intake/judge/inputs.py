@@ -240,8 +240,9 @@ def within(operand: Operand, values: np.ndarray) -> np.ndarray:
         return values
     if operand.most is None:
         return operand.least + np.abs(values)
-    with np.errstate(over="ignore"):
-        return np.asarray(operand.least + (operand.most - operand.least) / (1 + np.exp(-values)))
+    half = (operand.most - operand.least) / 2
+    # The logistic function by its tanh: between -1 and 1 a faint value stays faint instead of becoming 0.
+    return np.clip(operand.least + half + half * np.tanh(values / 2), operand.least, operand.most)
 
 
 def draw(
