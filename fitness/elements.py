@@ -135,7 +135,7 @@ def objection(
     if usual is not None:
         nothing = (usual.reshape(-1, columns) == 0) & (wanted == 0)
         if (place := _first(nothing & (found != 0))) is not None:
-            return f"element {_index(place, output)} is no zero where all products are"
+            return f"element {_index(place, output)} is not zero, though all its products are"
     extras = slack is not None or allowed.rounded or allowed.rare is not None
     if not extras and _surely_explained(found, wanted, output.dtype, allowed):
         return None
