@@ -85,7 +85,7 @@ def seed_failure(
                 return str(error)
             if evaluation.verdict is Verdict.OK:
                 return ""
-            if evaluation.verdict is Verdict.RESOURCE_ERROR and _with_less(answer, evaluation.reason):
+            if evaluation.verdict is Verdict.RESOURCE_ERROR and _lower_defaults(answer, evaluation.reason):
                 continue
             failed = [reading for reading in evaluation.gates if not reading.passed]
             plain = [reading for reading in failed if not _removable(answer, reading)]
@@ -218,7 +218,7 @@ def _shrink_inputs(answer: MutableMapping[str, Any], failed: GateReading) -> boo
     return True
 
 
-def _with_less(answer: MutableMapping[str, Any], why: str) -> bool:
+def _lower_defaults(answer: MutableMapping[str, Any], why: str) -> bool:
     """Whether the seed begins with smaller blocks now, which its own space has, since its own need too much memory."""
     own, space = answer["defaults"], answer["space"]
     less = {name: max([v for v in space[name] if v < own[name]], default=own[name]) for name in own}

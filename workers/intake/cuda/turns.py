@@ -10,16 +10,16 @@ from tilewright.workers.intake.cuda.device_code import DeviceCode, Kernel, Param
 _TOGETHER = (
     r"__shared__|__sync|__shfl|__ballot|__any|__all|\bc(ooperative_groups|g)::|(blockIdx|gridDim)(?!\.)"
 )
-"""What a kernel says whose threads or blocks work together."""
+"""Words of a kernel whose threads or blocks work together, or that uses its block's place as a whole."""
 
 _AHEAD, _KERNEL = re.split("// --.*", Path(__file__).with_name("turns.cuh").read_text())
-"""What a kernel has in place of pointers where its numbers are not asked for, but their way from memory begins; and
-what takes a kernel's place."""
+"""Two parts of ``turns.cuh``: the class that stands for a pointer where a kernel's loads are only started, and the
+template of the functions that replace a kernel."""
 
 
 def in_turns(code: DeviceCode, device: str, launch: str) -> tuple[str, str]:
-    """``device`` and ``launch`` with the parameter ``TURNS`` for kernels that share nothing; as they are without any.
-    Such a kernel is told last how many blocks there were."""
+    """Device code and launch function with the parameter ``TURNS`` for kernels whose threads share nothing; both
+    unchanged if there is no such kernel. The last argument of such a kernel is its original's number of blocks."""
     data, names = device.encode(), set[str]()
     nodes = within(code.tree(device), "function_definition")
     kernels = [node for node in nodes if b"__global__" in node.text.partition(b"{")[0]]
@@ -31,14 +31,14 @@ def in_turns(code: DeviceCode, device: str, launch: str) -> tuple[str, str]:
         first, taken = data[node.start_byte : head.start_byte].decode(), head.text.decode()[1:-1]
         name, work = re.findall(r"\w+", first)[-1], data[head.end_byte : node.end_byte].decode()
         kernel = code.kernels.get(name)
-        if kernel is None or not taken or re.search(_TOGETHER, work) or _indexed(kernel):
+        if kernel is None or not taken or re.search(_TOGETHER, work) or _reads_whole_numbers(kernel):
             continue
         names.add(name)
         whole = node.parent if kernel.templates else node
         parts = {
             "TEMPLATE": data[whole.start_byte : node.start_byte].decode().strip(),
             "TYPES": f"<{', '.join(kernel.templates)}>" if kernel.templates else "",
-            "NAME": name, "FIRST": first, "TAKEN": taken, "AHEAD": _asking(kernel, work),
+            "NAME": name, "FIRST": first, "TAKEN": taken, "AHEAD": _prefetch_parameters(kernel, work),
             "COUNT": str(len(kernel.parameters)),
             "BARE": ", ".join(
                 f"{{{p.name}, &read[turn][{n}]}}" if p.pointer else p.name for n, p in enumerate(kernel.parameters)
@@ -48,15 +48,18 @@ def in_turns(code: DeviceCode, device: str, launch: str) -> tuple[str, str]:
         }  # fmt: skip
         own = re.sub("|".join(parts), lambda word, parts=parts: parts[word[0]], _KERNEL)
         data = data[: whole.start_byte] + own.encode() + data[whole.end_byte :]
-    return (_AHEAD + data.decode(), _shorter(launch, names)) if names else (device, launch)
+    return (_AHEAD + data.decode(), _launch_with_fewer_blocks(launch, names)) if names else (device, launch)
 
 
-def _indexed(kernel: Kernel) -> bool:
-    """Whether it is given whole numbers in memory: who asks ahead has zeros in their place, which may be no index."""
+def _reads_whole_numbers(kernel: Kernel) -> bool:
+    """Whether a kernel has pointers to whole numbers: a pass that only starts loads has zeros in their place, and
+    they may be indices."""
     return any(p.pointer and re.search(r"int|long|short|char|bool|size_t", p.kind) for p in kernel.parameters)
 
 
-def _asking(kernel: Kernel, work: str) -> str:
+def _prefetch_parameters(kernel: Kernel, work: str) -> str:
+    """The parameters of the pass that only starts loads, as C++; pointers that ``work`` writes to are not loaded."""
+
     def read(pointer: Parameter) -> str:
         return "false" if re.search(rf"\b{pointer.name}\s*\[[^;=]*\]\s*[-+*/|&^]?=(?!=)", work) else "true"
 
@@ -66,7 +69,8 @@ def _asking(kernel: Kernel, work: str) -> str:
     )
 
 
-def _shorter(launch: str, names: set[str]) -> str:
+def _launch_with_fewer_blocks(launch: str, names: set[str]) -> str:
+    """The launch function's text with grids of the kernels in ``names`` divided by ``TURNS``."""
     tree = ast.parse(launch)
     for node in (n for n in ast.walk(tree) if isinstance(n, ast.Dict)):
         parts: dict[str, Any] = {
