@@ -32,6 +32,9 @@ ENOUGH = 4
 OWN_ROOM_DB = 10.0
 """So much better than a wider result's own bar a seed must be for it to hold: what a target's functions may cost."""
 
+CERTAIN, ONE_APART = 6.0, 0.15
+"""How many times what chance makes of it a factor must be; how far from 1 what a size times its logarithm may be."""
+
 CAP: Mapping[str, float] = {"float64": 2.0**-20, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
 """Most that one element may be off, as a share of what is usual around it."""
 
@@ -136,6 +139,31 @@ def bar(
     ):
         share = max(room * worst.needed, elements.ROUNDED * 2)
     return Bar(round(float(min_db), 1), share, least if least < expected else np.inf), ""
+
+
+def divisor_apart(shapes: Sequence[tuple[Mapping[str, int], np.ndarray, np.ndarray]]) -> str:
+    """How a kernel and its reference divide by numbers one apart: their answers to normal inputs then differ by a
+    factor that nears 1 as a size grows; empty where they do not. ``shapes``: sizes, float output, answer of each.
+
+    Rounding makes no such factor, and bounds that are widened by the seed's own error would hide it.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for dims, output, answer in shapes:
+        pair = elements.finite(output, answer)
+        seen, due = (a.astype(np.float64).ravel() for a in pair or (np.zeros(0), np.zeros(0)))
+        if not (square := float(due @ due)) or (factor := float(seen @ due) / square) <= 0:
+            continue
+        unsure = float(np.linalg.norm(seen - factor * due)) / math.sqrt(square * due.size)
+        if abs(1 - factor) > CERTAIN * unsure:
+            for name, size in dims.items():
+                found.setdefault(name, {})[size] = factor
+    for name, by_size in found.items():
+        apart = [size * math.log(factor) for size, factor in by_size.items()]
+        for power in (1.0, -1.0, 0.5, -0.5):  # of a mean, or of its root
+            if len(apart) > 1 and all(abs(n / power - 1) < ONE_APART for n in apart):
+                listed = " and ".join(f"{f:.6g} times where {name} = {n}" for n, f in by_size.items())
+                return f"it is {listed}, as if kernel and reference divided by numbers one apart, {name} and {name} + 1"
+    return ""
 
 
 def bar_of_text(
