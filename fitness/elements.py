@@ -65,6 +65,9 @@ FLUSHED = -100
 TURNED = 2.0**-8
 """Share of the elements that may be rounded otherwise than an eighth of what sums explain says."""
 
+EXPONENT = np.int64(0x7FF << 52)
+"""The bits of a float64 that are its power of two."""
+
 ROOM = 2.0
 """Medians of 32 sizes may be half of what is usual."""
 
@@ -165,23 +168,29 @@ def _objection(
     """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place; ``lost``
     counts as noise that is to be expected."""
     with np.errstate(all="ignore"):
-        error = np.abs(found - wanted)
-        excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
-        if (place := _first(excess > 0)) is not None:
+        error, once = np.abs(found - wanted), np.abs(rounded - wanted)
+        beyond = np.nonzero(error > unit)  # few are, and the others are explained
+        excess = error[beyond] - (unit[beyond] + once[beyond] + allowed.worst * around[beyond])
+        if (first := _first(excess > 0)) is not None:
+            place = tuple(int(n[first]) for n in beyond)
             share = error[place] / around[place] if around[place] else np.inf
             return f"element {_index(place, output)} is off by {share:.2g} of what is usual around it"
         if allowed.rare is not None:
-            off = np.count_nonzero(error > unit + np.abs(rounded - wanted) + ROUNDED * around)
+            off = np.count_nonzero(error > unit + once + ROUNDED * around)
             if off > 2 + allowed.rare * error.size:
                 return f"{off} of {error.size} elements are off by more than sums explain"
-        bar = np.where(found == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
-        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > bar * around + unit)
-        if (place := _first(flipped)) is not None:
+        unlike = np.nonzero(~(found * rounded > 0))
+        seen, due = found[unlike], rounded[unlike]
+        bar = np.where(seen == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
+        flipped = (np.sign(seen) != np.sign(due)) & (np.abs(wanted[unlike]) > bar * around[unlike] + unit[unlike])
+        if (first := _first(flipped)) is not None:
+            place = tuple(int(n[first]) for n in unlike)
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        lost = np.hypot(allowed.worst / 8 * around, lost)
-        if allowed.rounded and (db := excess_noise(found, wanted, rounded, unit, lost, output)):
-            return f"{db:.1f} dB more noise than rounding makes"
+        if allowed.rounded:
+            lost = np.hypot(allowed.worst / 8 * around, lost)
+            if db := excess_noise(found, wanted, rounded, unit, lost, output):
+                return f"{db:.1f} dB more noise than rounding makes"
     return None
 
 
@@ -226,11 +235,14 @@ def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.n
     ``room``: what one error may be; half of it is taken as a standard deviation, and six of them as chance. Where one
     product makes up a sum, its rounding goes with the answer, by a share far below ``LEAN``.
     """
-    size = np.abs(wanted) / np.where(around > 0, around, 1.0)
-    for most in LEANING:
+    size = (np.abs(wanted) / np.where(around > 0, around, 1.0)).ravel()
+    error, wanted, room = error.ravel(), wanted.ravel(), room.ravel()
+    for most in reversed(LEANING):  # each is a part of those before
         some = (size <= most) & (wanted != 0)
-        lean, chance = error[some] @ wanted[some], np.linalg.norm(wanted[some] * room[some]) * 3.0
-        if some.sum() >= FEW and not abs(lean) <= max(chance, LEAN * float(wanted[some] @ wanted[some])):
+        if not some.all():
+            error, wanted, room, size = error[some], wanted[some], room[some], size[some]
+        lean, chance = error @ wanted, np.linalg.norm(wanted * room) * 3.0
+        if size.size >= FEW and not abs(lean) <= max(chance, LEAN * float(wanted @ wanted)):
             return True
     return False
 
@@ -383,8 +395,8 @@ def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     top, least, flushed = float(kind.max), float(kind.tiny), _flushed(dtype)
     held = np.clip(wanted, -top, top)
     with np.errstate(all="ignore"):
-        exponent = np.floor(np.log2(np.maximum(np.abs(held), least)))
-        unit = np.exp2(exponent) * float(kind.eps)
+        size = np.maximum(np.abs(held), least)
+        unit = (size.view(np.int64) & EXPONENT).view(np.float64) * float(kind.eps)
         unit = np.where(np.abs(held) < flushed, unit + flushed, unit)
         return held.astype(dtype).astype(np.float64), unit
 
