@@ -100,8 +100,7 @@ class MeasuredCascade(Cascade):
         """
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
-        own = truth or Truth(operator, len(operator.input_kinds) + 2)
-        super().__init__(operator, target, suite, limits, scratch, launcher, own)
+        super().__init__(operator, target, suite, limits, scratch, launcher, truth)
         self._samples = samples or Samples(operator, station)
         self._station = station
         self._pace = pace
