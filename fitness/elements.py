@@ -182,7 +182,9 @@ def _objection(
         unlike = np.nonzero(~(found * rounded > 0))
         seen, due = found[unlike], rounded[unlike]
         bar = np.where(seen == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
-        flipped = (np.sign(seen) != np.sign(due)) & (np.abs(wanted[unlike]) > bar * around[unlike] + unit[unlike])
+        flipped = (np.sign(seen) != np.sign(due)) & (
+            np.abs(wanted[unlike]) > bar * around[unlike] + unit[unlike]
+        )
         if (first := _first(flipped)) is not None:
             place = tuple(int(n[first]) for n in unlike)
             what = "zero" if found[place] == 0 else "of the wrong sign"

@@ -269,7 +269,10 @@ def test_a_wide_result_of_narrow_operands_keeps_its_own_precision():
 def test_a_divisor_that_is_one_off_is_told_from_rounding_at_two_sizes(divided):
     rng, shapes, honest = np.random.default_rng(7), [], []
     for n in (70, 512):
-        sums, scale = np.square(rng.standard_normal((64, n))).sum(1, keepdims=True), rng.standard_normal((64, n))
+        sums, scale = (
+            np.square(rng.standard_normal((64, n))).sum(1, keepdims=True),
+            rng.standard_normal((64, n)),
+        )
         same = sums / n if divided(4.0, 4) == 0.8 else np.sqrt(sums / n)
         rounded, wrong = ((scale * by).astype(ml_dtypes.bfloat16) for by in (same, divided(sums, n)))
         shapes.append(({"M": 64, "N": n}, wrong, scale * same))

@@ -13,6 +13,7 @@ from tilewright.fitness.elements import ROUNDED, turned_one_way
 from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
+from tilewright.workers.intake.child_program import show_step
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, divisor_apart, read, wrong
 from tilewright.workers.intake.judge.inputs import (
@@ -144,6 +145,7 @@ class InputKinds:
         run_all: Callable[[Sequence[tuple[Dims, Arrays]]], Sequence[list[np.ndarray] | None]],
         effort: Effort, factors: str, source: str, numbers: Sequence[int],
     ) -> None:  # fmt: skip
+        show_step("trying inputs")
         self._shapes, self._run_all, self._effort = shapes, run_all, effort
         self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
             answers, "to_all", lambda every: [answers(given) for given in every]
