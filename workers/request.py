@@ -5,6 +5,7 @@ The answers stay in the parent and never reach a child.
 
 import hashlib
 import math
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -57,22 +58,29 @@ class Latest(Generic[K, V]):
             return made[0]
 
 
+def kinds_in_turn(kinds: Sequence[str], seed: int, turn: int, most: int) -> list[str]:
+    """``most`` of the kinds, as an order that ``seed`` draws deals them to the shape whose turn it is: shapes in a row
+    meet all."""
+    order = random.Random(seed).sample(list(kinds), len(kinds))
+    return [order[(turn * most + n) % len(order)] for n in range(min(most, len(order)))]
+
+
 class Truth:
     """A cache of one operator's inputs and references, for several threads."""
 
     def __init__(self, operator: Operator, most: int = ENTRIES) -> None:
         self._operator = operator
-        self._inputs: Latest[tuple[str, int, str], Arrays] = Latest(most)
-        self._references: Latest[tuple[str, int, str], dict[str, Arrays]] = Latest(most)
+        self._inputs: Latest[tuple[str, int, int, str], Arrays] = Latest(most)
+        self._references: Latest[tuple[str, int, int, str], dict[str, Arrays]] = Latest(most)
 
     def inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Operands by name, fresh for every seed."""
-        key = (workload.id, seed, kind)
+        key = (workload.id, workload.turn, seed, kind)
         return self._inputs.of(key, lambda: self._operator.make_inputs(workload, seed, kind))
 
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
         """The oracle's answers to these inputs."""
-        key = (workload.id, seed, kind)
+        key = (workload.id, workload.turn, seed, kind)
         return self._references.of(
             key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind))
         )
