@@ -100,7 +100,7 @@ def test_two_sizes_that_a_truth_names_together():
     ("softmax", "LARGE", False, "4x330 4x1 4x343 19x47"),
     ("attention", "INTERPRETED", False, "18x27x118 2x16x1 7x2x59 10x17x75 7x29x1 13x27x48 1x16x36 12x15x80 2x16x80 7x16x1"),  # noqa: E501
     ("attention", "INTERPRETED", True, "23x24x149 7x192x37 12x192x80 12x24x1 5x24x75 7x192x37 12x192x75 12x48x1 12x24x43 7x24x1"),  # noqa: E501
-    ("attention", "MEASURED", False, "18x27x118 2x16x1 7x2x59 10x17x75 7x29x1 13x27x48 1x16x36 12x15x80 2x16x80 7x16x1"),
+    ("attention", "MEASURED", False, "18x27x118 2x16x1 7x2x59 10x17x75 7x29x1 13x27x48 1x16x36 12x15x80 2x16x80 7x16x1"),  # noqa: E501
     ("attention", "LARGE", True, "23x24x149 10x24x37 12x48x148 9x48x34"),
     ],
 )  # fmt: skip
