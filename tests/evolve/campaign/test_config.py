@@ -167,7 +167,7 @@ def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_
     """A recheck names none, and ``fp8_block`` takes no single row."""
     assert [start.name for start in few_rows("h200").starts] == ["pointer", "fp8_rows"]
     known = few_rows("h200").config.model_copy(update={"seeds": ("pointer", "fp8_block")})
-    with pytest.raises(UserError, match="kernel fp8_block: the space is empty.* and M is 1, ahead is 0"):
+    with pytest.raises(UserError, match=r"kernel fp8_block: the space is empty.* and M is 1, ahead is 0"):
         resolve(known)
 
 
