@@ -5,7 +5,8 @@ Everything here is host-side numpy; no device library is imported. A family is a
 ``kernels/`` folder of dialect modules. The full name of an operator is ``family/recipe``.
 """
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -44,6 +45,11 @@ class Workload:
             if size < 0:
                 raise ValueError(f"workload {self.id}: dimension {name} is negative")
         object.__setattr__(self, "dims", MappingProxyType(dict(self.dims)))
+
+    def dealt(self, kinds: Sequence[str], seed: int, most: int) -> list[str]:
+        """``most`` of the kinds, in an order that ``seed`` draws: shapes of turns in a row meet all."""
+        order = random.Random(seed).sample(kinds, len(kinds))
+        return [order[(self.turn * most + n) % len(order)] for n in range(min(most, len(order)))]
 
     def __hash__(self) -> int:
         return hash((self.id, tuple(self.dims.items())))

@@ -5,7 +5,6 @@ The answers stay in the parent and never reach a child.
 
 import hashlib
 import math
-import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -56,13 +55,6 @@ class Latest(Generic[K, V]):
             if not made:
                 made.append(make())
             return made[0]
-
-
-def kinds_in_turn(kinds: Sequence[str], seed: int, turn: int, most: int) -> list[str]:
-    """``most`` of the kinds, as an order that ``seed`` draws deals them to the shape whose turn it is: shapes in a row
-    meet all."""
-    order = random.Random(seed).sample(list(kinds), len(kinds))
-    return [order[(turn * most + n) % len(order)] for n in range(min(most, len(order)))]
 
 
 class Truth:

@@ -8,7 +8,7 @@ from tilewright.fitness import dialect
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.original import is_original
 from tilewright.seeds.operator import Workload
-from tilewright.workers.request import Failure, Findings, Request, StageStep, kinds_in_turn, one_line
+from tilewright.workers.request import Failure, Findings, Request, StageStep, one_line
 
 
 class DialectStage:
@@ -93,11 +93,7 @@ class RaceStage:
 def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
     """So many kinds of inputs for a shape, as the request's seed deals them; all for some."""
     kinds = request.operator.input_kinds
-    return (
-        kinds
-        if workload.id in request.every_kind
-        else kinds_in_turn(kinds, request.seed, workload.turn, most)
-    )
+    return kinds if workload.id in request.every_kind else workload.dealt(kinds, request.seed, most)
 
 
 def dealt_kinds(request: Request, position: int) -> Sequence[str]:

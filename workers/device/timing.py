@@ -21,15 +21,7 @@ from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
 from tilewright.workers.device.station import DeviceRatio, Entry, Station
-from tilewright.workers.request import (
-    Failure,
-    Findings,
-    KernelRequest,
-    Latest,
-    TimingRequest,
-    kinds_in_turn,
-    one_line,
-)
+from tilewright.workers.request import Failure, Findings, KernelRequest, Latest, TimingRequest, one_line
 
 STALL_SECONDS = 10.0
 """A kernel counts as hung when its device child sends no frame for so long."""
@@ -75,7 +67,7 @@ class Samples:
 
     def draw_kinds(self, workload: Workload, seed: int, most: int | None) -> list[str]:
         """``most`` input kinds (None: all) besides the first, dealt by ``seed`` and the workload's turn."""
-        return kinds_in_turn(self._kinds, seed, workload.turn, len(self._kinds) if most is None else most)
+        return workload.dealt(self._kinds, seed, len(self._kinds) if most is None else most)
 
     def of(self, workload: Workload, seed: int, kind: str = "") -> Sample:
         """The sample for one shape, for operators with ``tables``. ``kind``: see ``seeds.sampled.kind_tables``."""

@@ -114,13 +114,9 @@ def least_of(operand: Operand) -> int:
 
 
 def draws(
-    operands: Sequence[Operand],
-    dims: Mapping[str, int],
-    kind: str,
-    spread: int,
-    rng: np.random.Generator,
+    operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator,
     turn: int = 0,
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:  # fmt: skip
     """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and
     below zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
