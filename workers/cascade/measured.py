@@ -116,7 +116,7 @@ class MeasuredCascade(Cascade):
             self._compiler.close()
 
     def _judge(
-        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry), *self._prepared()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)
