@@ -66,6 +66,8 @@ def compile_all(jobs: Sequence[Job], seconds: float = MOST_SECONDS) -> dict[int,
     count = min(len(jobs), max(1, len(os.sched_getaffinity(0)) - 1))
     forks = multiprocessing.get_context("fork")
     reader, writer = forks.Pipe(duplex=False)
+    if seconds <= 0:
+        return {}
     children = [
         forks.Process(target=_compile, args=(jobs, n, count, writer), daemon=True) for n in range(count)
     ]
