@@ -47,7 +47,7 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
         _say("  looking ahead: compiling what the step launches")
         ahead = scouted(load)
         if ahead:
-            found = ahead.get("why") or f"{ahead['kernels']} kernel(s) compiled"
+            found = ahead.get("why") or f"{ahead['kernels']} kernel(s) compiled in {ahead['compiling']:.0f} s"
             _say(f"  looked ahead in {ahead['seconds']:.0f} s: {found}")
         if torch.cuda.is_available():
             return _answered(load(), ahead, request)
@@ -107,20 +107,22 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
 SILENT_SECONDS = 9.0
 """Most that pass without a line."""
 
-_said: list[tuple[float, str]] = [(BEGUN, "")]
+_said = [BEGUN]
+"""When the last line was said."""
 
 
 def _say(line: str) -> None:
-    _said[0] = time.monotonic(), line
-    print(f"{_said[0][0] - BEGUN:5.0f} s{line}", flush=True)  # noqa: T201
+    _said[0] = time.monotonic()
+    print(f"{_said[0] - BEGUN:5.0f} s{line}", flush=True)  # noqa: T201
 
 
 def _say_that_it_goes_on() -> None:
+    """Lines while nothing else is said, from a thread."""
     while True:
-        begun, line = before = _said[0]
-        time.sleep(max(0.1, begun + SILENT_SECONDS - time.monotonic()))
+        before = _said[0]
+        time.sleep(max(0.1, before + SILENT_SECONDS - time.monotonic()))
         if _said[0] == before:
-            _say("  ... " + line.removeprefix("  ... ").strip())
+            _say("  ...")
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:

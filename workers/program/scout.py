@@ -113,7 +113,8 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
-    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``failed``: which did not,
+    ``kernels``, ``compiling``: how many compiled, in how many seconds. ``tuners``, ``configurations``: launches with a
+    tuner, and what these choose among. ``failed``: which did not,
     ``late``: how many of these for want of time. ``compile_seconds``: of one compilation after the other. ``linears``:
     rows, output and input features of bf16 layers, and whether they are trained. ``why``: what failed.
     """
@@ -178,12 +179,13 @@ class _Look:
 
     def said(self) -> dict[str, Any]:
         """Compile, and say what came of it (``scouted``)."""
+        begun = time.monotonic()
         done = compile_all(self.jobs)
         rows = [(key, config, job) for key, of in self.tuned.items() for config, job in of.items()]
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
         late = sum(job is not None and job not in done for *_, job in rows)
         return {
-            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows), "late": late,
+            "compiling": time.monotonic() - begun, "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows), "late": late,
             "compiled": len(rows) - len(failed), "failed": failed,
             "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
