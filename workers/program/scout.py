@@ -185,7 +185,8 @@ class _Look:
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
         late = sum(job is not None and job not in done for *_, job in rows)
         return {
-            "compiling": time.monotonic() - begun, "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows), "late": late,
+            "compiling": time.monotonic() - begun, "kernels": len(done),
+            "tuners": len(self.tuned), "configurations": len(rows), "late": late,
             "compiled": len(rows) - len(failed), "failed": failed,
             "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip
