@@ -183,9 +183,7 @@ class Proof:
         self.check_answers()
         self._say("  comparing gradients and results of the step")
         self._check_program()
-        self._say(
-            f"  compared by {self._runs} run(s) of the step, whose set-ups took {self._setup_seconds:.0f} s"
-        )
+        self._say(f"  compared by {self._runs} run(s), whose set-ups took {self._setup_seconds:.0f} s")
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             name = "proof" if "look" in self.rounds else "look"

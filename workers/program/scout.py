@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -126,11 +125,7 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             _look(load, found)
-        late = threading.Timer(LOOK_SECONDS, os.kill, (child, signal.SIGKILL))
-        late.daemon = True
-        late.start()
         status = os.waitpid(child, 0)[1]
-        late.cancel()
         if os.WIFSIGNALED(status):
             return {"why": f"ended by signal {os.WTERMSIG(status)}", "seconds": time.monotonic() - begun}
         if not found.is_file():
@@ -140,6 +135,8 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
 
 def _look(load: Callable[[], Program], found: Path) -> None:
     """The child, which never returns."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)  # ends it
     try:
         with open(os.devnull, "r+") as nowhere:
             for stream in (0, 1, 2):

@@ -22,7 +22,7 @@ MOST_EVENTS = 20
 """Steps of a burst that are timed one by one: among more, which are shorter, the events would count."""
 
 Rounds = dict[str, list[list[float]]]
-"""Seconds of a step by arm and round: of each step of the burst, or their mean."""
+"""Seconds of a step by arm and round: of each step of the burst but the first, or their mean."""
 
 
 def burst_steps(seconds: float) -> int:
@@ -45,8 +45,8 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
 
 
 def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
-    """Seconds of each of ``count`` steps in a row, by the device; their mean where these are many, or its events do
-    not see them: on a stream of their own, or without a GPU."""
+    """Seconds of each of ``count`` steps in a row but the first, which follows a wait, by the device; their mean where
+    these are many, or its events do not see them: on a stream of their own, or without a GPU."""
     if not torch.cuda.is_available() or count > MOST_EVENTS:
         return [burst_seconds(step, count)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
@@ -60,7 +60,7 @@ def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
     next(ends).record()
     mean = burst_seconds(timed, count)
     found = [1e-3 * a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    return found if sum(found) > 0.9 * count * mean else [mean]
+    return found[1:] if sum(found) > 0.9 * count * mean else [mean]
 
 
 def take_turns(
