@@ -104,25 +104,16 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
     return answer
 
 
-SILENT_SECONDS = 9.0
-"""Most that pass without a line."""
-
-_said = [BEGUN]
-"""When the last line was said."""
-
-
 def _say(line: str) -> None:
-    _said[0] = time.monotonic()
-    print(f"{_said[0] - BEGUN:5.0f} s{line}", flush=True)  # noqa: T201
+    """Print a line, and another one whenever nothing else is said for some seconds."""
+    print(f"{time.monotonic() - BEGUN:5.0f} s{line}", flush=True)  # noqa: T201
+    _AFTER[0].cancel()
+    _AFTER[0] = threading.Timer(SILENT_SECONDS, _say, ["  ..."])
+    _AFTER[0].daemon = True
+    _AFTER[0].start()
 
 
-def _say_that_it_goes_on() -> None:
-    """Lines while nothing else is said, from a thread."""
-    while True:
-        before = _said[0]
-        time.sleep(max(0.1, before + SILENT_SECONDS - time.monotonic()))
-        if _said[0] == before:
-            _say("  ...")
+SILENT_SECONDS, _AFTER = 9.0, [threading.Timer(0.0, str)]
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:
@@ -206,7 +197,6 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
 def main() -> None:
     """Answer one request."""
     request, answer = map(Path, sys.argv[1:3])
-    threading.Thread(target=_say_that_it_goes_on, daemon=True).start()
     answer.write_text(json.dumps(answer_to(json.loads(request.read_text("utf-8")))), "utf-8")
     sys.stdout.flush()
     os._exit(0)  # threads that the program started do not keep it

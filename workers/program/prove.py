@@ -153,7 +153,6 @@ class Proof:
         layers: Any = None, say: Callable[[str], object] = str,
     ) -> None:  # fmt: skip
         self.program, self.recorded, self._say = program, recorded, say
-        self._runs, self._setup_seconds = 0, 0.0
         self.parts: dict[str, list[Any]] = {r.label: [r] for r in replacements if not r.pinned}
         """What is proved as one, by its label."""
         self.pins = [r for r in replacements if r.pinned]
@@ -183,7 +182,6 @@ class Proof:
         self.check_answers()
         self._say("  comparing gradients and results of the step")
         self._check_program()
-        self._say(f"  compared by {self._runs} run(s), whose set-ups took {self._setup_seconds:.0f} s")
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
             name = "proof" if "look" in self.rounds else "look"
@@ -390,9 +388,7 @@ class Proof:
         with contextlib.ExitStack() as stack:
             if not since:  # the setup may launch, too
                 stack.enter_context(change.installed())
-            begun = time.monotonic()
             step, losses, noted, trains = self.program.started(start), [], {}, False
-            self._runs, self._setup_seconds = self._runs + 1, self._setup_seconds + time.monotonic() - begun
             for number in range(steps):
                 if number == since:
                     stack.enter_context(change.installed())
