@@ -7,7 +7,7 @@ import pytest
 
 from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Case, Trial, load_cases, rewritten, run_checks
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
@@ -311,20 +311,146 @@ PLANTED = {
 }  # fmt: skip
 
 
+GRADIENTS = """
+import torch
+import triton
+import triton.language as tl
+
+SPACE = {"BM": (32, 64), "BN": (64,)}
+DEFAULTS = {"BM": 64, "BN": 64}
+CONSTRAINTS = {}
+
+
+@triton.jit
+def of_keys(q, k, v, g, lse, delta, dk, dv, T, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    base = tl.program_id(1) * T * D
+    d = tl.arange(0, D)
+    kt = tl.load(k + base + j[:, None] * D + d[None, :], mask=j[:, None] < T, other=0.0)
+    vt = tl.load(v + base + j[:, None] * D + d[None, :], mask=j[:, None] < T, other=0.0)
+    gk = tl.zeros((BN, D), tl.float32)
+    gv = tl.zeros((BN, D), tl.float32)
+    for i0 in range(tl.program_id(0) * BN // BM * BM, T, BM):
+        i = i0 + tl.arange(0, BM)
+        qt = tl.load(q + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+        gt = tl.load(g + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+        m = tl.load(lse + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+        s = tl.dot(qt, tl.trans(kt)) * scale
+        p = tl.exp(s - m[:, None])
+        p = tl.where((j[None, :] <= i[:, None]) & (i[:, None] < T), p, 0.0)
+        gv += tl.dot(tl.trans(p.to(q.dtype.element_ty)), gt)
+        dp = tl.dot(gt, tl.trans(vt))
+        dl = tl.load(delta + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+        ds = p * (dp - dl[:, None])
+        gk += tl.dot(tl.trans(ds.to(q.dtype.element_ty)), qt)
+    tl.store(dk + base + j[:, None] * D + d[None, :], gk * scale, mask=j[:, None] < T)
+    tl.store(dv + base + j[:, None] * D + d[None, :], gv, mask=j[:, None] < T)
+
+
+@triton.jit
+def of_queries(q, k, v, g, lse, delta, dq, T, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    base = tl.program_id(1) * T * D
+    d = tl.arange(0, D)
+    qt = tl.load(q + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+    gt = tl.load(g + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+    m = tl.load(lse + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+    dl = tl.load(delta + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+    gq = tl.zeros((BM, D), tl.float32)
+    for j0 in range(0, (tl.program_id(0) + 1) * BM, BN):
+        j = j0 + tl.arange(0, BN)
+        kt = tl.load(k + base + j[None, :] * D + d[:, None], mask=j[None, :] < T, other=0.0)
+        vt = tl.load(v + base + j[None, :] * D + d[:, None], mask=j[None, :] < T, other=0.0)
+        p = tl.exp(tl.dot(qt, kt) * scale - m[:, None])
+        p = tl.where((j[None, :] <= i[:, None]) & (j[None, :] < T), p, 0.0)
+        ds = p * (tl.dot(gt, vt) - dl[:, None])
+        gq = tl.dot(ds.to(q.dtype.element_ty), tl.trans(kt), gq)
+    tl.store(dq + base + i[:, None] * D + d[None, :], gq * scale, mask=i[:, None] < T)
+
+
+def launch(inputs, params):
+    q, k, v, g, lse, delta = (inputs[n] for n in ("q", "k", "v", "g", "lse", "delta"))
+    h, t, d = q.shape
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    of_keys[triton.cdiv(t, params["BN"]), h](q, k, v, g, lse, delta, dk, dv, t, 0.1, d, params["BM"], params["BN"])
+    of_queries[triton.cdiv(t, params["BN"]), h](q, k, v, g, lse, delta, dq, t, 0.1, d, params["BN"], params["BN"])
+    return dq, dk, dv
+"""
+INPUTS = ("q", "k", "v", "g", "lse", "delta")
+BACKWARD = Case(
+    "triton/gradients", GRADIENTS, dict(read_declarations(GRADIENTS).defaults),
+    [[n, [2, 200, 64] if len(n) == 1 else [2, 200], "float16" if len(n) == 1 else "float32", "normal"] for n in INPUTS],
+)  # fmt: skip
+BACK = (
+    LowerChain().apply(KernelSource(GRADIENTS), LowerChain().sites(KernelSource(GRADIENTS))[0], None).source
+)
+
+
+def gradient(name, source, **point):
+    return Trial(BACKWARD.name, name, "", source, {**read_declarations(source).defaults, **point})
+
+
+def test_gradients_of_attention_keep_their_meaning():
+    """As most write it; the other way, in two loops; with a transposed tile under a name of its own."""
+    begin, end = GRADIENTS.index("    for i0"), GRADIENTS.index("    tl.store(dk")
+    part = GRADIENTS[begin:end].replace("tl.dot(qt, tl.trans(kt))", "tl.dot(kt, tl.trans(qt))")
+    part = part.replace("tl.dot(gt, tl.trans(vt))", "tl.dot(vt, tl.trans(gt))").replace(
+        "j[None, :] <=", "j[:, None] <="
+    )
+    part = re.sub(r"(- m|- dl|<= i|\(i)\[:, None\]", r"\1[None, :]", part)
+    part = re.sub(r"tl\.trans\(((?:p|ds)\.to\([\w.]*\))\)", r"\1", part)
+    low, high = "tl.program_id(0) * BN // BM * BM", "(tl.program_id(0) + 1) * BN"
+    whole = part.replace(low, high).replace("(j[:, None] <= i[None, :]) & (i[None, :] < T)", "i[None, :] < T")
+    own = "gv += tl.dot(tl.trans(p.to(q.dtype.element_ty)), gt)"
+    masked = part.replace(", T, BM", f", tl.minimum({high}, T), BM")
+    written = {
+        "the other way": GRADIENTS[:begin] + masked + whole + GRADIENTS[end:],
+        "named": GRADIENTS.replace(own, "pt = tl.trans(p).to(gt.dtype)\n        gv += tl.dot(pt, gt)"),
+    }  # fmt: skip
+    points = ({"consumers": 3, "columns": 32}, {"laps": 2, "stages_2": 3})
+    cases, trials = [BACKWARD], [gradient(str(p), BACK, **p) for p in points]
+    for name, parent in written.items():
+        cases.append(Case(f"triton/{name}", parent, BACKWARD.params, BACKWARD.inputs))
+        site = LowerChain().sites(KernelSource(parent))[0]
+        trials.append(gradient(name, LowerChain().apply(KernelSource(parent), site, None).source))
+        trials[-1].kernel = cases[-1].name
+    run_checks(cases, trials)
+    assert check(BACK, entry="launch") == [] and BACK.count("gl.warp_specialize") == 6
+    assert [(t.rule, t.reason) for t in trials if not t.ok] == []
+
+
+ONE = re.sub(r"min\((tiles\w*) \* others\w*, 132 \* several\w*\)", "1", BACK)
+PLANTED |= {
+    "a tile is given back while its sums still read it":
+        (BACK.replace("num_outstanding=0, deps=(gv, gk", "num_outstanding=1, deps=(gv, gk"),
+         f"{READ}|before it is waited for"),
+    "rows are read before their copy has landed":
+        (without("mbarrier.wait(v_ready.index(stage), phase)", BACK), f"{UNWRITTEN}|deadlock|arrivals"),
+    "a product is used before it is waited for":
+        (BACK.replace("num_outstanding=1, deps=(partial_0,)", "num_outstanding=2, deps=(partial_0,)"),
+         "before it is waited for"),
+    "tiles that stay are overwritten for the next ones":
+        (without("mbarrier.wait(q_empty.index(each), q_phase)", ONE), f"{READ}|arrivals|by a copy|{WRITTEN_TO}"),
+    "the second sums are put where the first are stored from":
+        (BACK.replace("tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))\n            tma.store_wait(0)", "tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))"),  # noqa: E501
+         "over shared memory that a copy .*may still read"),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def faults():
     found = {
-        name: (packed if "cleared" in source else trial)(name, source)
+        name: (packed if "cleared" in source else gradient if "of_keys" in source else trial)(name, source)
         for name, (source, _) in PLANTED.items()
     }
-    run_checks([CASE, SEQUENCES], list(found.values()))
+    run_checks([CASE, SEQUENCES, BACKWARD], list(found.values()))
     return found
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name, faults):
     source, reason = PLANTED[name]
-    assert source not in (RIGHT, CUT)
+    assert source not in (RIGHT, CUT, BACK)
     assert not faults[name].ok
     assert re.search(reason, faults[name].reason), faults[name].reason
 
