@@ -7,7 +7,6 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     dots,
     exponents,
     grid,
-    launch,
     normalise,
     row_sums,
     tiles,
@@ -29,7 +28,6 @@ def pallas_rules() -> tuple[Rule, ...]:
         row_sums.RowSumsInDot(),
         grid.WholeReductionBlock(),
         unroll_grid.UnrollGridAxis(),
-        launch.WidenSpace(),
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, conjuncts, constant
 from tilewright.evolve.proposers.rewrite.gluon.statements import names_in
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.sums import Sum, SumReader, conjuncts, constant
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 

@@ -14,7 +14,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
 from tilewright.evolve.proposers.rewrite.gluon.chain.several import Operand, Product, arranged
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import bound_once, written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -25,6 +24,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     sliced,
 )
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 

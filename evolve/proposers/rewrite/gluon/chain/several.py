@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.beside import MIXING
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import expanded
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, device_call, names_in
+from tilewright.evolve.proposers.rewrite.sums import expanded
 
 SHAPED = MIXING - {"T", "trans"} | {"expand_dims", "broadcast_to", "zeros", "full"}
 """Functions that tell a tile's rows from its columns."""

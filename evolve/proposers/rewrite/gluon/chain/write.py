@@ -17,7 +17,6 @@ from tilewright.evolve.proposers.rewrite.gluon.chain import texts
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, apart, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program, read
 from tilewright.evolve.proposers.rewrite.gluon.chain.steps import StepText
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import CONSTRAINTS, SPACE
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
 from tilewright.evolve.proposers.rewrite.gluon.host import read_parameter, spare_launch
@@ -33,6 +32,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 )
 from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed, only
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE, NodeRule, TritonKernel
 
 
