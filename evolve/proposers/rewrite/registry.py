@@ -8,7 +8,6 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     exponents,
     grid,
     normalise,
-    row_sums,
     tiles,
     unroll_grid,
 )
@@ -25,7 +24,6 @@ def pallas_rules() -> tuple[Rule, ...]:
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
         exponents.BaseTwoSoftmax(),
-        row_sums.RowSumsInDot(),
         grid.WholeReductionBlock(),
         unroll_grid.UnrollGridAxis(),
     )

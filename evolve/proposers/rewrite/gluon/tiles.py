@@ -12,6 +12,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, stat
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile, block_tile
 from tilewright.evolve.proposers.rewrite.sums import Sum
 from tilewright.evolve.proposers.rewrite.triton.descriptors import (
+    Address,
     address_of,
     has_more_sides,
     tile_address,
@@ -67,16 +68,23 @@ def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
     address = address_of(kernel, call.args[0].value, call)
     if address is None:
         return _sheet(kernel, call)
+    tile = _within(kernel, address, argument(call, "mask", 1))
+    if tile is None or (tile.limit and tile.turned):
+        raise Unsupported("an operand whose mask is more than its tensor's bounds")
+    return tile
+
+
+def _within(kernel: TritonKernel, address: Address, mask: cst.BaseExpression | None) -> Tile | None:
+    """The tile of an address; None where a mask says more than its bounds and a limit of its rows."""
     rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
-    mask, limit = argument(call, "mask", 1), ""
+    limit = ""
     if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
         limit = row_limit(kernel, mask, (rows.start, columns.start))
-        if not limit or not address.contiguous_columns:
-            raise Unsupported("an operand whose mask is more than its tensor's bounds")
-        return Tile(address.tensor, rows, columns, False, limit)
+        if not limit:
+            return None
     if address.contiguous_columns:
-        return Tile(address.tensor, rows, columns, False)
-    return Tile(address.tensor, columns, rows, True)
+        return Tile(address.tensor, rows, columns, False, limit)
+    return Tile(address.tensor, columns, rows, True, limit)
 
 
 def _sheet(kernel: TritonKernel, call: cst.Call) -> Tile:
@@ -240,19 +248,8 @@ def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
         address = address_of(kernel, call.args[0].value, call)
         if address is None or not address.contiguous_columns:
             return None
-        rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
-        mask, limit = argument(call, "mask", 2), ""
-        if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
-            limit = row_limit(kernel, mask, (rows.start, columns.start))
-            if not limit:
-                return None
-        return kernel.source.code(call.args[1].value), Tile(address.tensor, rows, columns, False, limit)
+        tile = _within(kernel, address, argument(call, "mask", 2))
+        return None if tile is None else (kernel.source.code(call.args[1].value), tile)
     if isinstance(call.func, cst.Attribute) and call.func.attr.value == "store" and len(call.args) == 2:
-        tensor, extents = _described_tensor(kernel, call.func.value)
-        where = call.args[0].value
-        if not isinstance(where, cst.List | cst.Tuple) or len(where.elements) != 2:
-            return None
-        starts = [kernel.source.code(e.value) for e in where.elements]
-        rows, columns = (Axis(s, e) for s, e in zip(starts, extents, strict=True))
-        return kernel.source.code(call.args[1].value), Tile(tensor, rows, columns, False)
+        return kernel.source.code(call.args[1].value), _described(kernel, call)
     return None

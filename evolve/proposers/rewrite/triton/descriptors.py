@@ -90,13 +90,13 @@ def tile_address(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTN
     """The affine form of a pointer tile; None or Unsupported for anything else."""
     address = _AddressReader(kernel, at).read(parsed(kernel.source.code(pointer)))
     bases = [p[0] for p, c in address.parts.items() if len(p) == c == 1 and _is_tensor(kernel, p[0])]
-    sides = [address.split(axis) for axis in (0, 1)]
-    if len(bases) != 1 or sides[0] is None or sides[1] is None:
+    first, second = address.split(0), address.split(1)
+    if len(bases) != 1 or first is None or second is None:
         return None
-    unit = [is_unit(kernel, stride.text()) for _, stride in (sides[0], sides[1])]
+    unit = [is_unit(kernel, stride.text()) for _, stride in (first, second)]
     if unit[0] == unit[1]:
         raise Unsupported("an address tile without one contiguous axis")
-    (extent, stride), (width, one) = sides if unit[1] else sides[::-1]
+    (extent, stride), (width, one) = (first, second) if unit[1] else (second, first)
     if not stride.single:
         raise Unsupported("rows whose distance is a sum")
     rest = address.scalar - Sum({(bases[0],): 1})

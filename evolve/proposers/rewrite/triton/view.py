@@ -16,7 +16,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     reads,
     resolve,
     small,
-    statements,
     turn_text,
 )
 from tilewright.evolve.proposers.rewrite.edit import COMMA, Edit, with_keyword
@@ -93,10 +92,6 @@ class TritonKernel:
             for p in parameters(self.function)
             if p.annotation is not None and self.source.code(p.annotation.annotation).endswith("constexpr")
         }
-
-    @cached_property
-    def loops(self) -> list[cst.For]:
-        return [s for s in statements(self.function.body) if isinstance(s, cst.For)]
 
     def value_of(self, name: str) -> cst.BaseExpression | None:
         """The one expression bound to ``name`` in the kernel."""

@@ -251,20 +251,9 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     if axis >= len(grid):
         raise Unsupported("a grid with fewer axes than the kernel asks for")
     return Chains(
-        kernel,
-        (query,),
-        names,
-        prepared,
-        tuple(loops),
-        tuple(parts[:-1]),
-        parts[-1],
-        grid,
-        found,
-        axis,
-        bound,
-        sums,
+        kernel, (query,), names, prepared, tuple(loops), tuple(parts[:-1]), parts[-1], grid, found, axis, bound, sums,
         absent,
-    )
+    )  # fmt: skip
 
 
 def _several(
@@ -300,12 +289,8 @@ def _several(
 
 
 def _steps(
-    kernel: TritonKernel,
-    body: Sequence[Statement],
-    place: int,
-    first_place: int,
-    bound: Mapping[str, ast.expr],
-) -> tuple[tuple[Operand, ...], Chain]:
+    kernel: TritonKernel, body: Sequence[Statement], place: int, first_place: int, bound: Mapping[str, ast.expr]
+) -> tuple[tuple[Operand, ...], Chain]:  # fmt: skip
     """The tiles that stay, and the loop at ``place``, of several products."""
     tl, loop = kernel.tl, body[place].node
     assert isinstance(loop, ast.For)

@@ -204,12 +204,8 @@ class ChainText:
         self.kept = dict(zip("op", self.stored, strict=False))
         """What is stored by bulk copies: statement, value and box."""
 
-        self.boxes = {
-            **self.fixed,
-            "k": loop.key,
-            "v": loop.value,
-            **{n: box for n, (_, _, box) in self.kept.items()},
-        }
+        stores = {n: box for n, (_, _, box) in self.kept.items()}
+        self.boxes = {**self.fixed, "k": loop.key, "v": loop.value, **stores}
         if loop.several and len({len(box.outer) for box in self.boxes.values()}) > 1:
             raise Unsupported("tiles of tensors of several ranks")
         copied = [pair for c in chains.loops for pair in (("k", c.key), ("v", c.value))]
@@ -301,10 +297,7 @@ class ChainText:
             "mine": program(chains.axis),
             "programs_of_other": split,
             "numbers": listed(self.numbers),
-            "ROWS": chains.rows,
-            "COLUMNS": chains.columns,
-            "WIDTH": chains.width,
-            "DEPTH": chains.depth,
+            **{n.upper(): getattr(chains, n) for n in ("rows", "columns", "width", "depth")},
             **{f"{n}_at": self._at(box) for n, box in self.fixed.items()},
             **{f"{n}_desc": f"{n}_desc, " if n in self.boxes else "" for n in "rp"},
             "fixed_given": f"{names['q_stages']}, " + f"{names['r_stages']}, " * ("r" in self.fixed),
@@ -328,23 +321,14 @@ class ChainText:
             scalars = self._scalars(wanted)
             producing |= self._reads(scalars) | wanted | self._step_names(number)
             parts = [self._partial(n, b, each.variable) for n, b in (("k", each.key), ("v", each.value))]
-            loops.append(
-                filled(
-                    texts.PRODUCER_LOOP,
-                    {
-                        **table,
-                        **self._steps(number),
-                        **parts[0][1],
-                        **parts[1][1],
-                        "copy_scalars": "\n".join([self.lines(scalars), *(text for text, _ in parts)]),
-                        "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
-                        "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
-                        "variable": each.variable,
-                        "k_at": self._at(each.key),
-                        "v_at": self._at(each.value),
-                    },
-                )
-            )
+            table_of_loop = {
+                **table, **self._steps(number), **parts[0][1], **parts[1][1],
+                "copy_scalars": "\n".join([self.lines(scalars), *(text for text, _ in parts)]),
+                "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
+                "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
+                "variable": each.variable, "k_at": self._at(each.key), "v_at": self._at(each.value),
+            }  # fmt: skip
+            loops.append(filled(texts.PRODUCER_LOOP, table_of_loop))
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
         there = chains.query.there
@@ -360,14 +344,10 @@ class ChainText:
         if chains.prepared:
             begun.append(filled(texts.PREPARED, {**table, "prepare": self.lines(chains.prepared, made_of)}))
         prepared = "\n".join(begun) if len(begun) > 2 else ""
-        consuming |= (
-            own
-            | self._reads([*scalars, *chains.prepared])
-            | finished
-            | {chains.rows, chains.columns, chains.width, chains.depth}
-        )
-        producing |= {chains.rows, chains.columns, chains.width, chains.depth}
-        boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
+        extents = {chains.rows, chains.columns, chains.width, chains.depth}
+        consuming |= own | self._reads([*scalars, *chains.prepared]) | finished | extents
+        producing |= extents
+        boxes = {*extents, loop.key.columns, loop.value.rows}
         made = {}
         names_of = {"producer": producing, "consumer": consuming, "entry": producing | consuming | boxes}
         for kind, wanted in names_of.items():
@@ -375,14 +355,8 @@ class ChainText:
         self.passed = [n for n in self.order if n in names_of["entry"]]
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
-        return {
-            **table,
-            **made,
-            "loops": "\n".join(loops),
-            "after": after,
-            "consumer_loops": consumed,
-            "prepared": prepared,
-        }
+        own = {"loops": "\n".join(loops), "after": after, "consumer_loops": consumed, "prepared": prepared}
+        return {**table, **made, **own}
 
     @property
     def producer_registers(self) -> str:
@@ -423,14 +397,9 @@ class ChainText:
         declared, passed = self._parameters(self._step_names(number))
         start, stop, step = (self.expression(t) for t in bounds)
         return {
-            "number": str(number),
-            "scalars": self.lines(self._scalars(self._reads((), *bounds))),
-            "step_parameters": declared,
-            "step_arguments": passed,
-            "start": start,
-            "stop": stop,
-            "step": step,
-        }
+            "number": str(number), "scalars": self.lines(self._scalars(self._reads((), *bounds))),
+            "step_parameters": declared, "step_arguments": passed, "start": start, "stop": stop, "step": step,
+        }  # fmt: skip
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
         scalars = "".join(s.text for s in self._scalars(box.reads))
