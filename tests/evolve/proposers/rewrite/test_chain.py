@@ -28,14 +28,8 @@ def changed(*pairs, source=CASE.source):
 
 
 def trial(name, source, **point):
-    defaults = read_declarations(source).defaults
-    params = {
-        **{k: CASE.params.get(k, v) for k, v in defaults.items()},
-        "columns": 64,
-        "residents": 1,
-        **point,
-    }
-    return Trial(CASE.name, name, "", source, params)
+    params = {k: CASE.params.get(k, v) for k, v in read_declarations(source).defaults.items()}
+    return Trial(CASE.name, name, "", source, {**params, "columns": 64, "residents": 1, **point})
 
 
 BOUND = "tl.minimum((start_m + 1) * BLOCK_M, N_K)"
@@ -105,18 +99,6 @@ WRITTEN = {
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
     ],
     "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
-    "two loops, of whole tiles and of those on the diagonal": [
-        (LOOP, "".join(
-            LOOP.replace(BASES, "").replace("range(0, " + BOUND, f"range({low}, {high}")
-            .replace("k_ptrs, mask", "k_ptrs + start_n * stride_kn, mask")
-            .replace("v_ptrs, mask", "v_ptrs + start_n * stride_vn, mask")
-            .replace(KEEP, keep)
-            for low, high, keep in (
-                ("0", "start_m * BLOCK_M // BLOCK_N * BLOCK_N", "(start_n + offs_n)[None, :] < N_K"),
-                ("start_m * BLOCK_M // BLOCK_N * BLOCK_N", BOUND, KEEP),
-            )
-        )),
-    ],
     "keys and values behind block pointers that a loop advances": [
         ("    m_i = tl.zeros", "    kb = tl.make_block_ptr(K + (head // shared) * stride_kh, (HEAD, N_K), (1, stride_kn), (0, 0), (HEAD, BLOCK_N), (0, 1))\n    vb = tl.make_block_ptr(V + (head // shared) * stride_vh, (N_K, HEAD), (stride_vn, 1), (0, 0), (BLOCK_N, HEAD), (1, 0))\n    m_i = tl.zeros"),  # noqa: E501
         (LOAD_K, "tl.load(kb, boundary_check=(1,), padding_option='zero')"),
@@ -193,9 +175,7 @@ QUICK = (
 def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
     source = lowered(CASE.source)
     assert check(source, entry="launch") == []
-    assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, (
-        "tiles below the diagonal are not masked"
-    )
+    assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, "tiles below the diagonal are masked"
     assert "exp2((m_i_unscaled - m_ij_unscaled) * (sm_scale *" in source
     assert "tma.async_copy_shared_to_global(o_desc" in source
     cases, trials = [CASE], [trial(str(point), source, **point) for point in points]
@@ -211,16 +191,11 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
     cases.append(Case("triton/scores far from zero", CASE.source, CASE.params, near))
     trials.append(trial("scores far from zero", source, columns=32))
     trials[-1].kernel = cases[-1].name
-    one = [
-        [entry[0], [entry[1][0], 1, entry[1][2]] if entry[0] in "kv" else entry[1], *entry[2:]]
-        for entry in CASE.inputs
-    ]
-    products = changed(
-        ("k.stride(1)", "k.shape[0] * 0 + k.shape[2]"), ("k.stride(0)", "k.shape[1] * k.shape[2]")
-    )
+    one = [[n, [size[0], 1, size[2]] if n in "kv" else size, *rest] for n, size, *rest in CASE.inputs]
+    strides = ("k.stride(1)", "k.shape[0] * 0 + k.shape[2]"), ("k.stride(0)", "k.shape[1] * k.shape[2]")
     for name, parent in (
         ("one head of keys", CASE.source),
-        ("one head of keys, strides as products", products),
+        ("one head, strides as products", changed(*strides)),
     ):
         cases.append(Case(f"triton/{name}", parent, CASE.params, one))
         trials.append(trial(name, lowered(parent)))
@@ -381,9 +356,7 @@ BACKWARD = Case(
     "triton/gradients", GRADIENTS, dict(read_declarations(GRADIENTS).defaults),
     [[n, [2, 200, 64] if len(n) == 1 else [2, 200], "float16" if len(n) == 1 else "float32", "normal"] for n in INPUTS],
 )  # fmt: skip
-BACK = (
-    LowerChain().apply(KernelSource(GRADIENTS), LowerChain().sites(KernelSource(GRADIENTS))[0], None).source
-)
+BACK = lowered(GRADIENTS)
 
 
 def gradient(name, source, **point):
@@ -411,8 +384,7 @@ def test_gradients_of_attention_keep_their_meaning():
     cases, trials = [BACKWARD], [gradient(str(p), BACK, **p) for p in points]
     for name, parent in written.items():
         cases.append(Case(f"triton/{name}", parent, BACKWARD.params, BACKWARD.inputs))
-        site = LowerChain().sites(KernelSource(parent))[0]
-        trials.append(gradient(name, LowerChain().apply(KernelSource(parent), site, None).source))
+        trials.append(gradient(name, lowered(parent)))
         trials[-1].kernel = cases[-1].name
     run_checks(cases, trials)
     assert check(BACK, entry="launch") == [] and BACK.count("gl.warp_specialize") == 6
@@ -457,13 +429,10 @@ def test_planted_faults_are_found(name, faults):
 
 @pytest.mark.slow  # quicker: that of a product in test_lowering
 def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path):
-    tensors = [
-        {"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in (("q", 4), ("k", 2), ("v", 2))
-    ]
-    out = {"name": "c", "shape": [512, 4, 128], "dtype": "float16"}
-    point = {**read_declarations(RIGHT).defaults}
-    shapes = [{"id": "one", "inputs": tensors, "outputs": [out]}]
-    found = compiled_ahead([(RIGHT, point, shapes)], str(tmp_path), processes=1, seconds=280.0)
+    heads = (("q", 4), ("k", 2), ("v", 2), ("c", 4))
+    *tensors, out = [{"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in heads]
+    shapes, point = [{"id": "one", "inputs": tensors, "outputs": [out]}], read_declarations(RIGHT).defaults
+    found = compiled_ahead([(RIGHT, dict(point), shapes)], str(tmp_path), processes=1, seconds=280.0)
     assert not found["failed"] and not found["late"], found
     (code,) = tmp_path.rglob("*.ptx")
     text = code.read_text()
@@ -480,11 +449,7 @@ def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
     ("old", "new", "reason"),
     [
         ("        qk *= sm_scale\n", "        qk *= sm_scale\n        tl.atomic_add(Out, 1.0)\n", "atomics"),
-        (
-            "< N_K, other=0.0)\n        qk =",
-            "< N_K, other=1.0)\n        qk =",
-            "padded with something other than zero",
-        ),
+        ("< N_K, other=0.0)\n        qk =", "< N_K, other=1.0)\n        qk =", "padded with something"),
         ("tl.dot(q, k)", "tl.dot(q, k * 2)", "an operand computed by k \\* 2"),
         ("tl.dot(q, k)", "tl.dot(q, k) + tl.sum(acc)", "needs the second's sums"),
         ("K + (head // shared) * stride_kh", "K + start_m * stride_kh", "no axis of the grid"),
