@@ -356,7 +356,9 @@ BACKWARD = Case(
     "triton/gradients", GRADIENTS, dict(read_declarations(GRADIENTS).defaults),
     [[n, [2, 200, 64] if len(n) == 1 else [2, 200], "float16" if len(n) == 1 else "float32", "normal"] for n in INPUTS],
 )  # fmt: skip
-BACK = lowered(GRADIENTS)
+BACK = (
+    LowerChain().apply(KernelSource(GRADIENTS), LowerChain().sites(KernelSource(GRADIENTS))[0], None).source
+)
 
 
 def gradient(name, source, **point):
@@ -384,7 +386,8 @@ def test_gradients_of_attention_keep_their_meaning():
     cases, trials = [BACKWARD], [gradient(str(p), BACK, **p) for p in points]
     for name, parent in written.items():
         cases.append(Case(f"triton/{name}", parent, BACKWARD.params, BACKWARD.inputs))
-        trials.append(gradient(name, lowered(parent)))
+        site = LowerChain().sites(KernelSource(parent))[0]
+        trials.append(gradient(name, LowerChain().apply(KernelSource(parent), site, None).source))
         trials[-1].kernel = cases[-1].name
     run_checks(cases, trials)
     assert check(BACK, entry="launch") == [] and BACK.count("gl.warp_specialize") == 6
