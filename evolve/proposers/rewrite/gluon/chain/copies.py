@@ -108,19 +108,11 @@ class BoxReader:
         width = limits.get(inner)
         conditions += [f"{text} in {tensor}.stride()" for _, text in outer]
         return Box(
-            root,
-            tensor,
-            outer,
-            start.text(),
-            self._host(stride),
-            self._host(limit[1]) if limit is not None and here else "",
-            rows,
-            columns,
-            self._width(width, columns),
-            inner == 0,
-            tuple(conditions),
+            root, tensor, outer, start.text(), self._host(stride),
+            self._host(limit[1]) if limit is not None and here else "", rows, columns,
+            self._width(width, columns), inner == 0, tuple(conditions),
             limit[1] - limit[0] if limit is not None and not here else None,
-        )
+        )  # fmt: skip
 
     def _root(self, node: ast.expr) -> str:
         """The parameter that an address begins with."""

@@ -288,15 +288,10 @@ class ChainText:
             split = "\n".join(f"{program(a)} = {names['other']}" for a in others)
         loop = chains.loops[0]
         table = {
-            **names,
-            "advance": filled(texts.ADVANCE, names),
-            "kernel": self.entry,
-            "programs": self._programs(),
-            "programs_next": self._programs("following"),
+            **names, "advance": filled(texts.ADVANCE, names), "kernel": self.entry,
+            "programs": self._programs(), "programs_next": self._programs("following"),
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
-            "mine": program(chains.axis),
-            "programs_of_other": split,
-            "numbers": listed(self.numbers),
+            "mine": program(chains.axis), "programs_of_other": split, "numbers": listed(self.numbers),
             **{n.upper(): getattr(chains, n) for n in ("rows", "columns", "width", "depth")},
             **{f"{n}_at": self._at(box) for n, box in self.fixed.items()},
             **{f"{n}_desc": f"{n}_desc, " if n in self.boxes else "" for n in "rp"},
@@ -304,9 +299,8 @@ class ChainText:
             "q_bytes": str(2 * len(self.fixed)),
             **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
             "landings": "\n".join(f"{names[f'{which}_landed']} = 0" for which in self.cut),
-            "one_more": " + 1" if self.cut else "",
-            "producer_registers": self.producer_registers,
-        }
+            "one_more": " + 1" if self.cut else "", "producer_registers": self.producer_registers,
+        }  # fmt: skip
         self.table = table
         table |= {
             f"r_{n}": filled(text, table) if "r" in self.fixed else ""
@@ -355,8 +349,13 @@ class ChainText:
         self.passed = [n for n in self.order if n in names_of["entry"]]
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
-        own = {"loops": "\n".join(loops), "after": after, "consumer_loops": consumed, "prepared": prepared}
-        return {**table, **made, **own}
+        parts_of_text = {
+            "loops": "\n".join(loops),
+            "after": after,
+            "consumer_loops": consumed,
+            "prepared": prepared,
+        }
+        return {**table, **made, **parts_of_text}
 
     @property
     def producer_registers(self) -> str:
@@ -437,13 +436,10 @@ class ChainText:
             conditions = [c.text() for c in step.conditions]
             wanted |= self._reads([*kept, *before], *conditions, *loop.operands) | self._step_names(number)
             table = {
-                **self.table,
-                **self._steps(number),
-                "before": self.lines(before),
-                **self._phases(number, step, loop),
-                "variable": loop.variable,
+                **self.table, **self._steps(number), "before": self.lines(before),
+                **self._phases(number, step, loop), "variable": loop.variable,
                 "variable_first": first.get(loop.variable, loop.variable),
-            }
+            }  # fmt: skip
             steps, skipped = self.names["own"], self.names["skipped"]
             release = "mbarrier.arrive(q_empty.index(GROUP), count=1)" * (loop is chains.loops[-1])
             table |= {"release": release, "release_none": only(f"{steps} <= 0", release)}
@@ -681,22 +677,16 @@ class ChainText:
             most = f"(64 if {wide} <= 320 else 32)" if chains.loops[0].several else f"(64 if {few} else 128)"
             chosen = f"{names['keys']} = {self._given_to('columns')} or {most}"
         table = {
-            **names,
-            **access,
-            **host,
-            **made,
-            "chosen": chosen,
+            **names, **access, **host, **made, "chosen": chosen,
             "more_descs": "".join(f"{n}_desc={made[f'{n}_desc']},\n" for n in "rp" if n in self.boxes),
-            "tiles_kept": str(2 * len(self.fixed)),
-            **self._registers(host["columns"], host["width"]),
+            "tiles_kept": str(2 * len(self.fixed)), **self._registers(host["columns"], host["width"]),
             "producer_registers": self.producer_registers,
-            "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
-            "kernel": self.entry,
+            "o_bytes": f"{self.boxes['o'].tensor}.element_size()", "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
-        }
+        }  # fmt: skip
         clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
         clashes = set() if lowered(self.source) else clashes
         if clashes := clashes - set(self.source.space) - set(self.tunables.values()):
