@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 @contextlib.contextmanager
 def _deterministic():
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # torch.use_deterministic_algorithms imports the compiler first, seconds
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch._C._set_deterministic_algorithms(False)
 
 
 AMBIENT = {
