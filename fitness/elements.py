@@ -65,9 +65,6 @@ FLUSHED = -100
 TURNED = 2.0**-8
 """Share of the elements that may be rounded otherwise than an eighth of what sums explain says."""
 
-EXPONENT = np.int64(0x7FF << 52)
-"""The bits of a float64 that are its power of two."""
-
 ROOM = 2.0
 """Medians of 32 sizes may be half of what is usual."""
 
@@ -398,7 +395,8 @@ def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     held = np.clip(wanted, -top, top)
     with np.errstate(all="ignore"):
         size = np.maximum(np.abs(held), least)
-        unit = (size.view(np.int64) & EXPONENT).view(np.float64) * float(kind.eps)
+        power = (size.view(np.int64) & (0x7FF << 52)).view(np.float64)  # the exponent's bits alone
+        unit = power * float(kind.eps)
         unit = np.where(np.abs(held) < flushed, unit + flushed, unit)
         return held.astype(dtype).astype(np.float64), unit
 

@@ -36,17 +36,6 @@ MEASURED_SEEDS = 4
 """Input seeds, as of candidates in flight, whose inputs and references a measured target keeps for all input kinds."""
 
 
-ALLOCATION = ((-8, 1), (-4, 0), (-1, 1 << 30))
-"""Options of glibc's mallopt: arenas, separately mapped blocks, and bytes that are kept at the end of the heap."""
-
-
-def keep_freed_memory() -> None:
-    """Have this process keep what arrays free: gates make many of 30 MB, and to get their pages from the kernel anew
-    takes longer than what is computed with them."""
-    for option, value in ALLOCATION:
-        ctypes.CDLL(None).mallopt(option, value)
-
-
 @dataclass
 class Slot:
     """One thread that evaluates a job at a time. It lives as long as its pool: children die with their thread."""
@@ -75,7 +64,9 @@ class EvaluatorThreads:
             samples, pace = Samples(operator, self._station), CompilePace(outcomes=device.outcomes)
             self.shared = SharedState(truth, samples, pace)
         else:
-            keep_freed_memory()
+            # gates make and free arrays of 30 MB: new pages for each would take longer than the arithmetic
+            for option, value in ((-8, 1), (-4, 0), (-1, 1 << 30)):  # one arena, no maps, a heap that stays
+                ctypes.CDLL(None).mallopt(option, value)
             self.shared = SharedState(Truth(operator))
         self.slots = [Slot(Evaluator(payload, self.shared)) for _ in range(settings.count)]
         for slot in self.slots:
@@ -217,16 +208,9 @@ class LocalPool(QueuedPool):
         return finished
 
     def activity(self) -> list[str]:
-        now = time.monotonic()
-        if self._threads is None:
-            return []
-        lines = []
-        for number, slot in enumerate(self._threads.slots):
-            doing = (
-                f"candidate {slot.job.index}, {now - slot.began:.0f} s" if slot.job is not None else "idle"
-            )
-            lines.append(f"worker {number}: {doing}")
-        return lines
+        now, slots = time.monotonic(), self._threads.slots if self._threads is not None else []
+        doing = (f"candidate {s.job.index}, {now - s.began:.0f} s" if s.job else "idle" for s in slots)
+        return [f"worker {number}: {text}" for number, text in enumerate(doing)]
 
     def compare(
         self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None

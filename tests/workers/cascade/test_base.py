@@ -160,7 +160,7 @@ def test_seconds_are_counted_between_stages(monkeypatch):
     ticks = itertools.chain([0.0, 1.0, 3.0, 7.00004, 15.0, 31.0], itertools.repeat(31.0))
     monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     cpu = iter([10.0, 12.23456])
-    spending = base._Spending(None, lambda: next(cpu))
+    spending = base._Spending(lambda: next(cpu))
     spending.enter(Stage.DIALECT)  # at 1, from 0
     spending.enter(Stage.CHECK)  # at 3
     spending.enter(Stage.DIALECT)  # at 7
@@ -169,7 +169,7 @@ def test_seconds_are_counted_between_stages(monkeypatch):
     assert seconds == {"dialect": 10.0, "check": 4.0, "cpu": 2.7346, "device": 0.125}, (
         "to a tenth of a millisecond"
     )
-    back = base._Spending(None, iter([3.0, 1.0]).__next__)
+    back = base._Spending(iter([3.0, 1.0]).__next__)
     assert back.end(0.0)[1] == {"cpu": 0.0}, "a clock set back"
 
 

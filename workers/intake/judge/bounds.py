@@ -149,20 +149,19 @@ def divisor_apart(shapes: Sequence[tuple[Mapping[str, int], np.ndarray, np.ndarr
     """
     found: dict[str, dict[int, float]] = {}
     for dims, output, answer in shapes:
-        pair = elements.finite(output, answer)
-        seen, due = (a.astype(np.float64).ravel() for a in pair or (np.zeros(0), np.zeros(0)))
-        if not (square := float(due @ due)) or (factor := float(seen @ due) / square) <= 0:
+        if not (pair := elements.finite(output, answer)) or not np.any(pair[1]):
             continue
+        seen, due = (a.astype(np.float64).ravel() for a in pair)
+        factor = float(seen @ due) / (square := float(due @ due))
         unsure = float(np.linalg.norm(seen - factor * due)) / math.sqrt(square * due.size)
-        if abs(1 - factor) > CERTAIN * unsure:
+        if factor > 0 and abs(1 - factor) > CERTAIN * unsure:
             for name, size in dims.items():
                 found.setdefault(name, {})[size] = factor
     for name, by_size in found.items():
-        apart = [size * math.log(factor) for size, factor in by_size.items()]
-        for power in (1.0, -1.0, 0.5, -0.5):  # of a mean, or of its root
-            if len(apart) > 1 and all(abs(n / power - 1) < ONE_APART for n in apart):
-                listed = " and ".join(f"{f:.6g} times where {name} = {n}" for n, f in by_size.items())
-                return f"it is {listed}, as if kernel and reference divided by numbers one apart, {name} and {name} + 1"
+        apart = [abs(size * math.log(factor)) for size, factor in by_size.items()]
+        if len(apart) > 1 and any(all(abs(n / by - 1) < ONE_APART for n in apart) for by in (1.0, 0.5)):
+            listed = " and ".join(f"{f:.6g} times where {name} = {n}" for n, f in by_size.items())
+            return f"it is {listed}, as if kernel and reference divided by numbers one apart, {name} and {name} + 1"
     return ""
 
 
