@@ -87,7 +87,8 @@ class Suite:
         if not self.workloads or not self.check:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
         for name in ("workloads", "check", "final"):
-            object.__setattr__(self, name, in_order(getattr(self, name)))
+            if isinstance(some := getattr(self, name), tuple | list):  # else the campaign says what is wrong
+                object.__setattr__(self, name, in_order(some))
 
     def timed(self, scope: Scope) -> tuple[Workload, ...]:
         """Workloads of a scope; the suite's own where it has no final ones."""
