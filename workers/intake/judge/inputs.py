@@ -122,10 +122,10 @@ def draws(
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
-    ``_usual``; ``alike``: equal operands; ``padded``: see ``_padded``; ``ties``: see ``_ties``; ``faint``, ``huge``,
-    ``lone``, ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows
-    of one value, too; ``given``: the caller's own where they are of this shape. Integers are as the call bounds them
-    (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises LookupError for an
+    ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
+    ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign and far from
+    zero; ``-rows``: rows of one value, too; ``given``: the caller's own of this shape. Integers are as the call bounds
+    them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises LookupError for an
     operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several forms, or is about one
     operand, draws of turns in a row have all of them: a few draws by chance miss one."""
     made: dict[str, np.ndarray] = {}
@@ -160,7 +160,8 @@ def draws(
             if kind == USUAL:
                 _usual(operand, values, usual_at, form, rng)
         if kind == ALIKE:  # also queries and keys, where there are as many
-            values[...] = next(earlier for earlier in floats.values() if earlier.shape == values.shape)
+            same = next(name for name, earlier in floats.items() if earlier.shape == values.shape)
+            values[...] = floats[same] * (1.0 if same == operand.name else (1.0, -1.0, 2.0)[turn % 3])
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -354,7 +355,8 @@ def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.ran
     order = same.permutation(len(rows))
     plain, sorted_, low, sure = (order[n * few : n * few + few] for n in same.permutation(4))
     rows[plain] = rng.choice((0.0, 1.0))
-    rows[sorted_] = np.sort(rows[sorted_], axis=1)[:, :: rng.choice((-1, 1))]
+    in_order = np.sort(np.rint(rows[sorted_]) if form % 2 else rows[sorted_], axis=1)
+    rows[sorted_] = in_order[:, :: rng.choice((-1, 1))]
     below = -np.abs(np.round(2 * rng.standard_normal(rows[low].shape)) / 2)
     rows[low] = np.where((below == 0) & (rng.random(below.shape) < 1 / 2), 0.0, below)
     rows[sure, rng.integers(rows.shape[1], size=len(sure))] = (
@@ -366,10 +368,10 @@ def _padded(
     operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool, form: int
 ) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
-    with zeros at every second place, with a value just below the largest, of one value and zeros, of ones of signs in
-    turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole: of ones
-    (gradients of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is
-    as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
+    with zeros at every second place, with a value just below the largest, of one value and zeros or padding, of ones of
+    signs in turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole:
+    ones (gradients of a sum), ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension
+    is as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
     if values.ndim < 2:
         values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[form % 4]
         return
@@ -396,7 +398,7 @@ def _padded(
             beside = rows[row, top] * (1 - 2.0**-23)  # the next number of float32, or the next but one
             rows[row, (top + rng.integers(1, rows.shape[1])) % rows.shape[1]] = beside
         elif way == 5:
-            rows[row, np.arange(rows.shape[1]) != top] = 0.0
+            rows[row, np.arange(rows.shape[1]) != top] = padding if form % 4 == 1 else 0.0
         elif way == 6:
             rows[row] = (-1.0) ** np.arange(rows.shape[1])
         elif way == 7:
