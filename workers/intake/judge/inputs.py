@@ -123,7 +123,7 @@ def draws(
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
     ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
-    ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign and far from
+    ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign, far from
     zero; ``-rows``: rows of one value, too; ``given``: the caller's own of this shape. Integers are as the call bounds
     them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises LookupError for an
     operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several forms, or is about one
@@ -339,8 +339,8 @@ def _one_sided(
 
 
 def likest(operand: Operand, operands: Sequence[Operand]) -> str:
-    """The first operand that is like this one but for its name."""
-    return next(o.name for o in operands if replace(o, name=operand.name) == operand)
+    """The first operand that is like this one but for its name and edge."""
+    return next(o.name for o in operands if replace(o, name=operand.name, edge=operand.edge) == operand)
 
 
 def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.random.Generator) -> None:
