@@ -153,6 +153,7 @@ def draws(
             continue
         values = np.asarray(rng.standard_normal(operand.sizes(dims)))
         made[operand.name] = floats[operand.name] = values
+        sized = [earlier for earlier in floats.values() if earlier.shape == values.shape]
         if kind in FEW_VALUES:
             np.round(values * 2, out=values)
             values /= 2
@@ -160,8 +161,7 @@ def draws(
             if kind == USUAL:
                 _usual(operand, values, usual_at, form, rng)
         if kind == ALIKE:  # also queries and keys, where there are as many
-            same = next(name for name, earlier in floats.items() if earlier.shape == values.shape)
-            values[...] = floats[same] * (1.0 if same == operand.name else (1.0, -1.0, 2.0)[turn % 3])
+            values[...] = sized[0] * ((1.0, -1.0, 2.0)[turn % 3] if sized[1:] else 1.0)
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -174,9 +174,8 @@ def draws(
                 rows[::3] = rows[::3, :1]
                 values[...] = np.where(form % 4 == 0, rows[0, 0], values)
         elif family(kind) == PADDED:
-            same = likest(operand, operands)
-            if form % FORMS == CIRCLE and same in floats and same != operand.name:  # as of angles
-                floats[same][...], values[...] = np.cos(values), np.sin(values)
+            if form % FORMS == CIRCLE and sized[1:]:  # as of angles
+                sized[-2][...], values[...] = np.cos(values), np.sin(values)
             else:
                 bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
                 _padded(operand, values, kind != PADDED, rng, bias, form % FORMS)
