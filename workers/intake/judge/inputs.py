@@ -174,8 +174,9 @@ def draws(
                 rows[::3] = rows[::3, :1]
                 values[...] = np.where(form % 4 == 0, rows[0, 0], values)
         elif family(kind) == PADDED:
-            if form % FORMS == CIRCLE and sized[1:]:  # as of angles
-                sized[-2][...], values[...] = np.cos(values), np.sin(values)
+            pair = [*floats.values()][-2:]  # the one before, at a form of single rows then
+            if form % FORMS == CIRCLE and [one.shape for one in pair] == [values.shape] * 2:  # as of angles
+                pair[0][...], values[...] = np.cos(values), np.sin(values)
             else:
                 bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
                 _padded(operand, values, kind != PADDED, rng, bias, form % FORMS)
