@@ -134,9 +134,7 @@ def draws(
     lone = alone[turn % len(alone)] if alone else ""
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
     for form, operand in enumerate(operands, turn):
-        plain = operand.dtype != "bool" and not is_float(
-            operand.dtype
-        )  # how long a loop is, such a number may say
+        plain = operand.dtype != "bool" and not is_float(operand.dtype)  # it may say how long a loop is
         if operand.values and (plain or GIVEN in (kind, operand.form)):
             own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
             if own is not None:
@@ -531,13 +529,9 @@ def _outliers(
                 for some, other in ((own_down, own_along), (down, along))
                 for n in range(TRIED)
             ]
-            shape = one.values.shape
-            yield [_place(flat, shape) for flat in tried], sign * size * rng.uniform(1.0, 1.5), partner
+            places = np.transpose(np.unravel_index(tried, one.values.shape)).tolist()
+            yield list(map(tuple, places)), sign * size * rng.uniform(1.0, 1.5), partner
             turn += 1
-
-
-def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(part) for part in np.unravel_index(flat, shape))
 
 
 def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -316,8 +316,9 @@ def product_work(seed: Seed) -> dict[str, int]:
 WORK_SECONDS = 6.0
 """Of a processor."""
 
-PROGRAMS = (4, 2, 1)
-"""How many along each axis of a grid, whose products stand for those of all."""
+PROGRAMS, UNEVEN = (4, 2, 1), (4, 8, 8)
+"""How many along each axis of a grid, whose products stand for those of all; of calls with integers, which may say how
+long a loop is."""
 
 
 def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
@@ -331,7 +332,8 @@ def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
         nonlocal share, some, whole
         grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
         whole = (*grid, 1, 1)[:3]
-        most = [min(n, m) for n, m in zip(whole, PROGRAMS, strict=True)]
+        wanted = PROGRAMS if all(t.is_floating_point() for t in tensors.values()) else UNEVEN
+        most = [min(n, m) for n, m in zip(whole, wanted, strict=True)]
         some = [[int((i + 0.5) * n / m) for i in range(m)] for n, m in zip(whole, most, strict=True)]
         share = math.prod(whole) / math.prod(most)
         executor.grid, executor._restore_args_dev = tuple(most), lambda *_: None
