@@ -124,17 +124,18 @@ def draws(
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
     ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
     ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign, far from
-    zero; ``-rows``: rows of one value, too; ``given``: the caller's own of this shape. Integers are as the call bounds
-    them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises LookupError for an
-    operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several forms, or is about one
-    operand, draws of turns in a row have all of them: a few draws by chance miss one."""
+    zero; ``-rows``: rows of one value, too; ``given``: the caller's own of this shape, as integers always are. Others are
+    as the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises
+    LookupError for an operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several
+    forms, or is about one operand, draws of turns in a row have all of them: a few draws by chance miss one."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     alone = [o.name for o in operands if is_float(o.dtype) and family(kind) in ("lone", "nan")]
     lone = alone[turn % len(alone)] if alone else ""
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
     for form, operand in enumerate(operands, turn):
-        if operand.values and GIVEN in (kind, operand.form):
+        plain = operand.dtype != "bool" and not is_float(operand.dtype)  # it may say how long a loop is
+        if operand.values and (plain or GIVEN in (kind, operand.form)):
             own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
             if own is not None:
                 made[operand.name] = own
@@ -530,13 +531,9 @@ def _outliers(
                 for some, other in ((own_down, own_along), (down, along))
                 for n in range(TRIED)
             ]
-            shape = one.values.shape
-            yield [_place(flat, shape) for flat in tried], sign * size * rng.uniform(1.0, 1.5), partner
+            places = np.transpose(np.unravel_index(tried, one.values.shape)).tolist()
+            yield list(map(tuple, places)), sign * size * rng.uniform(1.0, 1.5), partner
             turn += 1
-
-
-def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(part) for part in np.unravel_index(flat, shape))
 
 
 def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
