@@ -124,7 +124,7 @@ def draws(
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
     ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
     ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign, far from
-    zero; ``-rows``: rows of one value, too; ``given``: the caller's own of this shape, as integers always are. Others are
+    zero; ``-rows``: rows of one value, too; ``given``: the caller's own, as integers always are. Others are
     as the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises
     LookupError for an operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several
     forms, or is about one operand, draws of turns in a row have all of them: a few draws by chance miss one."""
