@@ -60,7 +60,7 @@ def unscaled(
 def _found(
     chain: Chain, kernel: TritonKernel, bound: Mapping[str, ast.expr], outside: Collection[str]
 ) -> tuple[Chain, _Scaled] | None:
-    """A loop with its scores' factor moved to their uses; None for a loop without one. ``outside``: names read elsewhere."""
+    """A loop with its scores' factor moved to their uses; None without one. ``outside``: names read elsewhere."""
     node, tl, middle = chain.first.node, kernel.tl, list(chain.middle)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return None
