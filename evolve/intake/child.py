@@ -45,9 +45,14 @@ def holds_cuda(path: Path) -> bool:
     return _LOADED.search(text) is not None and _OTHERS.search(text) is None
 
 
+def path_of(place: str) -> Path:
+    """The file of ``FILE`` or ``FILE:FUNCTION``."""
+    return Path(place if Path(place).is_file() else place.rpartition(":")[0])
+
+
 def default_target(place: str) -> str | None:
     """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for CUDA C++ without a GPU; else None."""
-    path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
+    path = path_of(place)
     if holds_cuda(path):
         from tilewright.workers.toolchains.triton import gpu_count
 
@@ -117,9 +122,10 @@ class Intake:
 
 
 @contextlib.contextmanager
-def started_intake(target: str | None) -> Iterator[Intake]:
-    """The process that will read a function in, for a target of that name."""
-    intake = Intake(PALLAS if target and _TPU.fullmatch(target) else MAIN)
+def started_intake(target: str | None, place: str = "") -> Iterator[Intake]:
+    """The process that will read the function at a place in, for a target of that name."""
+    cuda = holds_cuda(path_of(place))
+    intake = Intake(CUDA if cuda else PALLAS if target and _TPU.fullmatch(target) else MAIN)
     try:
         yield intake
     finally:
