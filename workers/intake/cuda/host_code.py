@@ -18,7 +18,7 @@ import torch
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.cuda.device_code import TYPES, DeviceCode, Parameter, within
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.triton.trace import current, user_line
+from tilewright.workers.intake.triton.trace import Address, current, user_line
 
 MOST_STEPS, EXACT = 100_000, 1 << 24
 """Expressions of one call; whole numbers above are not all floats."""
@@ -149,6 +149,19 @@ class HostCode:
         except _Returned as returned:
             return returned.value
         return None
+
+    def launch(self, name: str, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note a launch that Python says: ``kernel(x, n, grid=(8, 1), block=(256, 1), shared_mem=0)``, arguments in
+        a row or as a list ``args``. Raises Refusal."""
+        if (trace := current()) is not None:
+            why = "torch compiles no extension that launches a kernel so; it is tuned as this line says"
+            trace.left_out.append(f"line {user_line()}: {why}")
+        node = self._code.tree(name)
+        found = [v.tensor if isinstance(v, Address) else v for v in (*given, *named.get("args", ()))]
+        rows = [self._pointer(v, "", node) if isinstance(v, torch.Tensor) else v for v in found]
+        shared = next((value for key, value in named.items() if re.search("shared|smem", key)), 0)
+        sizes = [[*v] if isinstance(v, list | tuple) else v for v in (named["grid"], named["block"])]
+        self._launch(name, "", [*sizes, shared], rows, ChainMap(), node)
 
     def _refusal(self, node: Any, what: str = "is not followed") -> Refusal:
         return Refusal(f"host code in C++ {what}: {' '.join(node.text.decode().split())[:70]}", user_line())

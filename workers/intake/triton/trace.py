@@ -16,6 +16,19 @@ from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads
 
 
+class Address(int):
+    """What ``data_ptr()`` returns while a call is recorded: 0, with the ``tensor`` that lies there."""
+
+    tensor: torch.Tensor
+
+
+def address(tensor: torch.Tensor) -> Address:
+    """The address of a tensor."""
+    made = Address()
+    made.tensor = tensor
+    return made
+
+
 @dataclass
 class Var:
     """A tensor of the wrapper. ``text``: the expression that makes it, None for an input; ``base``: what it views."""
