@@ -95,12 +95,11 @@ class Intake:
         asked = [check_dims(dims, scale, rank) for scale in ("large", "even")]
         if len(dims) < 2 and rank > 2:  # a batch of images, whose size is no number of the text's
             asked, numbers = [{n: min(size, few) for n, size in dims.items()} for few in (3, 2)], set()
-        asked = [
-            {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()} for wanted in asked
-        ]
-        thin = (self._thinned(small, [n for n in small if dims[n] not in numbers]) for small in asked)
-        for small in (*thin, *asked, *last_resorts(dims)):
-            if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
+        free = [n for n, size in dims.items() if size not in numbers]
+        asked = [{n: wanted[n] if n in free else size for n, size in dims.items()} for wanted in asked]
+        thin = [self._thinned(small, free, CHECKED_ELEMENTS >> 2 * n) for n, small in enumerate(asked)]
+        for place, small in enumerate([*thin, *asked, *last_resorts(dims)]):
+            if len(found) == 2 or (found and (place >= len(thin) or small == found[0].dims)):
                 continue
             try:
                 if why := self._source.unlike_at(small):
@@ -117,10 +116,10 @@ class Intake:
             raise Refusal(joined_reasons(reasons))
         return found
 
-    def _thinned(self, small: Mapping[str, int], free: Sequence[str]) -> dict[str, int]:
-        """With the longest of the ``free`` dimensions halved until the operands have few elements."""
+    def _thinned(self, small: Mapping[str, int], free: Sequence[str], most: int) -> dict[str, int]:
+        """With the longest of the ``free`` dimensions halved until the operands have so many elements at most."""
         thin = dict(small)
-        while self.site.elements(thin) > CHECKED_ELEMENTS and max((thin[n] for n in free), default=0) > SOME:
+        while self.site.elements(thin) > most and max((thin[n] for n in free), default=0) > SOME:
             longest = max(free, key=thin.__getitem__)
             thin[longest] = -(-thin[longest] // 2)
         return thin
