@@ -124,8 +124,9 @@ class Intake:
 @contextlib.contextmanager
 def started_intake(target: str | None, place: str = "") -> Iterator[Intake]:
     """The process that will read the function at a place in, for a target of that name."""
-    cuda = holds_cuda(path_of(place))
-    intake = Intake(CUDA if cuda else PALLAS if target and _TPU.fullmatch(target) else MAIN)
+    intake = Intake(
+        CUDA if holds_cuda(path_of(place)) else PALLAS if target and _TPU.fullmatch(target) else MAIN
+    )
     try:
         yield intake
     finally:

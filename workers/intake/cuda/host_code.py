@@ -18,7 +18,7 @@ import torch
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.cuda.device_code import TYPES, DeviceCode, Parameter, within
 from tilewright.workers.intake.source import traced_numbers
-from tilewright.workers.intake.triton.trace import Address, current, user_line
+from tilewright.workers.intake.triton.trace import current, user_line
 
 MOST_STEPS, EXACT = 100_000, 1 << 24
 """Expressions of one call; whole numbers above are not all floats."""
@@ -128,6 +128,8 @@ class HostCode:
 
     def call(self, name: str, given: Sequence[Any], named: Mapping[str, Any] = {}) -> Any:
         """What a host function returns for tensors and numbers. Raises Refusal."""
+        if name in self._code.kernels and {"grid", "block"} <= named.keys():
+            return self._launch_of_python(name, given, named)
         self._code.parameters(name)
         node = self._code.hosts[name]
         rows = next(within(node, "function_declarator")).child_by_field_name("parameters").named_children
@@ -150,14 +152,15 @@ class HostCode:
             return returned.value
         return None
 
-    def launch(self, name: str, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def _launch_of_python(self, name: str, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Note a launch that Python says: ``kernel(x, n, grid=(8, 1), block=(256, 1), shared_mem=0)``, arguments in
         a row or as a list ``args``. Raises Refusal."""
-        if (trace := current()) is not None:
-            why = "torch compiles no extension that launches a kernel so; it is tuned as this line says"
-            trace.left_out.append(f"line {user_line()}: {why}")
+        if trace := current():
+            trace.left_out.append(
+                f"line {user_line()}: torch compiles no such extension; tuned is what it says"
+            )
         node = self._code.tree(name)
-        found = [v.tensor if isinstance(v, Address) else v for v in (*given, *named.get("args", ()))]
+        found = [getattr(v, "tensor", v) for v in (*given, *named.get("args", ()))]
         rows = [self._pointer(v, "", node) if isinstance(v, torch.Tensor) else v for v in found]
         shared = next((value for key, value in named.items() if re.search("shared|smem", key)), 0)
         sizes = [[*v] if isinstance(v, list | tuple) else v for v in (named["grid"], named["block"])]

@@ -55,10 +55,7 @@ class Extension:
             if all(self is not one for one in self._used):
                 self._used.append(self)
             try:
-                code = HostCode(self._code, self._numbers)
-                if own in self._code.kernels and {"grid", "block"} <= named.keys():
-                    return code.launch(own, given, named)
-                return code.call(own, given, named)
+                return HostCode(self._code, self._numbers).call(own, given, named)
             except Refusal as refusal:  # a file may catch it, and go on with torch
                 self._numbers.refused.append(refusal)
                 raise

@@ -96,10 +96,8 @@ class Intake:
         if len(dims) < 2 and rank > 2:  # a batch of images, whose size is no number of the text's
             asked, numbers = [{n: min(size, few) for n, size in dims.items()} for few in (3, 2)], set()
         free = [n for n, size in dims.items() if size not in numbers]
-        asked = [
-            {n: wanted[n] if n in free else size for n, size in dims.items()}
-            for wanted in (*asked, *last_resorts(dims))
-        ]
+        wanted = (*asked, *last_resorts(dims))
+        asked = [{n: one[n] if n in free else size for n, size in dims.items()} for one in wanted]
         thin = [self._thinned(small, free, CHECKED_ELEMENTS >> 2 * n) for n, small in enumerate(asked[:2])]
         for place, small in enumerate([*thin, *asked]):
             if len(found) == 2 or (found and (place >= len(thin) or small == found[0].dims)):
