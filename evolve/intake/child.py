@@ -45,14 +45,9 @@ def holds_cuda(path: Path) -> bool:
     return _LOADED.search(text) is not None and _OTHERS.search(text) is None
 
 
-def path_of(place: str) -> Path:
-    """The file of ``FILE`` or ``FILE:FUNCTION``."""
-    return Path(place if Path(place).is_file() else place.rpartition(":")[0])
-
-
 def default_target(place: str) -> str | None:
     """``tpu7x`` for a file that imports Pallas and no Triton, ``sm_90`` for CUDA C++ without a GPU; else None."""
-    path = path_of(place)
+    path = Path(place if Path(place).is_file() else place.rpartition(":")[0])
     if holds_cuda(path):
         from tilewright.workers.toolchains.triton import gpu_count
 
@@ -124,9 +119,8 @@ class Intake:
 @contextlib.contextmanager
 def started_intake(target: str | None, place: str = "") -> Iterator[Intake]:
     """The process that will read the function at a place in, for a target of that name."""
-    intake = Intake(
-        CUDA if holds_cuda(path_of(place)) else PALLAS if target and _TPU.fullmatch(target) else MAIN
-    )
+    cuda = holds_cuda(Path(place.rpartition(":")[0]))
+    intake = Intake(CUDA if cuda else PALLAS if target and _TPU.fullmatch(target) else MAIN)
     try:
         yield intake
     finally:

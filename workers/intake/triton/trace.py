@@ -22,13 +22,6 @@ class Address(int):
     tensor: torch.Tensor
 
 
-def address(tensor: torch.Tensor) -> Address:
-    """The address of a tensor."""
-    made = Address()
-    made.tensor = tensor
-    return made
-
-
 @dataclass
 class Var:
     """A tensor of the wrapper. ``text``: the expression that makes it, None for an input; ``base``: what it views."""
