@@ -136,9 +136,6 @@ def objection(
         nothing = (usual.reshape(-1, columns) == 0) & (wanted == 0)
         if (place := _first(nothing & (found != 0))) is not None:
             return f"element {_index(place, output)} is not zero, though all its products are"
-    extras = slack is not None or allowed.rounded or allowed.rare is not None
-    if not extras and _surely_explained(found, wanted, output.dtype, allowed):
-        return None
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
     if slack is not None:
@@ -257,23 +254,6 @@ def _one_way(output: np.ndarray, wanted: np.ndarray, most: float) -> str | None:
         if count > most * found.size and all(map(_agree, sums)) and len(np.unique(wanted)) >= DISTINCT:
             return f"errors go one way, {what}, by {count / found.size:.2g} of a last place"
     return None
-
-
-def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, allowed: Allowance) -> bool:
-    """Whether tiles alone show that nothing is to be objected: a third of the work, and most outputs are right.
-
-    An element within ``worst`` is not off, and one whose error is within ``sign``, that is no zero and whose reference
-    does not round to zero is not of another sign. Where this says False nothing is known yet.
-    """
-    if dtype.kind in "iub":
-        return False
-    with np.errstate(all="ignore"):
-        error = np.abs(found - wanted)
-        tiles = _tiles(wanted)
-        near = _reduced(np.maximum, error) <= min(allowed.worst, allowed.sign) * tiles
-        zeros = (found == 0) & (wanted != 0)
-        faintest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-        return bool(near.all() and not zeros.any() and allowed.sign * float(tiles.min()) >= faintest)
 
 
 def finite(output: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -415,19 +395,12 @@ def _around(wanted: np.ndarray) -> np.ndarray:
 
 def _tiles(wanted: np.ndarray) -> np.ndarray:
     """The same by tile."""
-    rows, columns = wanted.shape
-    square = wanted * wanted
-    high, wide = (np.diff(np.append(np.arange(0, size, TILE), size)) for size in (rows, columns))
+    square, edges = wanted * wanted, [np.arange(0, size, TILE) for size in wanted.shape]
+    high, wide = (np.diff(np.append(at, size)) for at, size in zip(edges, wanted.shape, strict=True))
     least = FAINT * float(np.sqrt(square.mean()))
-    tiles: np.ndarray = np.maximum(np.sqrt(_reduced(np.add, square) / np.outer(high, wide)), least)
+    sums = np.add.reduceat(np.add.reduceat(square, edges[0], axis=0), edges[1], axis=1)
+    tiles: np.ndarray = np.maximum(np.sqrt(sums / np.outer(high, wide)), least)
     return tiles
-
-
-def _reduced(combine: np.ufunc, values: np.ndarray) -> np.ndarray:
-    """What ``combine`` makes of the elements of each tile."""
-    down, across = (np.arange(0, size, TILE) for size in values.shape)
-    made: np.ndarray = combine.reduceat(combine.reduceat(values, down, axis=0), across, axis=1)
-    return made
 
 
 def _reach(wanted: np.ndarray) -> np.ndarray:
