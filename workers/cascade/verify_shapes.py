@@ -109,14 +109,11 @@ class VerifyStage:
         rng = np.random.default_rng(list(_key(request, found).encode()))
         shapes = self._shapes
         again = dataclasses.replace(
-            request,
-            measured=(),
-            checked=(*shapes.whole, *shapes.sampled),
+            request, measured=(), checked=(*shapes.whole, *shapes.sampled),
             large_checks=(*shapes.whole, *shapes.sampled),
             sampled={w.id: windows(request.operator.outputs(w), rng) for w in shapes.sampled},
-            whole_axes=self._left_whole(request),
-            is_known=lambda artefact: None,
-        )
+            whole_axes=self._left_whole(request), is_known=lambda artefact: None,
+        )  # fmt: skip
         before = len(found.gates)
         if (failure := trace(again, found)) is not None:
             return failure
