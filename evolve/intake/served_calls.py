@@ -103,8 +103,16 @@ def tilewright_differentiable(
         new = dict(zip(places, arrays, strict=True))
         return function(*jax.tree.unflatten(tree, [new.get(n, leaf) for n, leaf in enumerate(leaves)]))
 
+    def rule(primals: Any, tangents: Any) -> Any:
+        values, changes = jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents)
+        # an interpreted kernel's integers have tangents of integers, which no rule may give
+        zero = jax.custom_derivatives.zero_from_primal
+        floats = jax.numpy.inexact
+        right = lambda v, c: c if jax.numpy.issubdtype(v.dtype, floats) else zero(v)  # noqa: E731
+        return values, jax.tree.map(right, values, changes)
+
     made = jax.custom_jvp(lambda *arrays: of(run, *arrays))
-    made.defjvp(lambda primals, tangents: jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents))
+    made.defjvp(rule)
     return made(*(leaves[n] for n in places))
 
 

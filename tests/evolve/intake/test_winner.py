@@ -93,7 +93,7 @@ def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers):
     assert "'Rows by their root mean square, and its inverse.'" in text and "tilewright." not in text
 
 
-@pytest.mark.parametrize("name", ["weighted", pytest.param("doubled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["weighted", "signed", pytest.param("doubled", marks=pytest.mark.slow)])
 def test_a_pallas_winner_has_the_derivatives_of_the_original(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,13 +105,14 @@ def test_a_pallas_winner_has_the_derivatives_of_the_original(
 
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    call = {"weighted": "f32[16, 256], f32[1, 256]", "doubled": "f32[16, 256]"}[name]
-    text, own_name, made, _ = winners.pallas_winner(PALLAS, name, call, {"cols": 256})
+    call = "f32[16, 256], f32[1, 256]" if name == "weighted" else "f32[16, 256]"
+    sizes = {} if name == "signed" else {"cols": 256}
+    text, own_name, made, _ = winners.pallas_winner(PALLAS, name, call, sizes)
     (tmp_path / "winner.py").write_text(text)
     module = loaded_module(tmp_path / "winner.py")
     original = module.tilewright_original(module.SERVED)
     cases = list(odd_calls.odd_array_calls(original, made))
-    if name == "weighted":
+    if name != "doubled":
         cases = [
             case for case in cases if case[2] in QUICK or case[0] in ("none", "of numpy", "rank", "cols=129")
         ]
