@@ -18,7 +18,7 @@ from jax._src.core import jaxprs_in_params
 
 from tilewright.fitness.original import Site
 from tilewright.workers.intake.pallas.original import Original
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
+from tilewright.workers.intake.source.knobs import LANES, Knob, block_values, is_size, values_around
 
 _BLOCK = re.compile(
     r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I
@@ -73,12 +73,20 @@ def sizes_within(
         if time.process_time() - began > SECONDS:
             break
         tried = replace(original, sites={"tried": tuple(places)})
+        values = block_values(value)
         if not any(_changes(launched, tried, other, plain) for other in (value // 2, value * 2)):
-            continue
+            least = LANES if names_block(name) and value > 2 * LANES else value
+            if least == value or not _changes(launched, tried, least, plain):
+                continue
+            # it caps what is smaller here: it begins with the least that changes nothing
+            while least < value and _changes(launched, tried, least, plain):
+                least *= 2
+            value = min(value, least)
+            values = tuple(v for v in values_around(value, least=8, halvings=6) if v <= value)
         known = _free(name, {*reserved, *sites})
         sites[known] = tuple(places)
         where = ", ".join(str(line) for _, line, _, _ in places)
-        knobs.append(Knob(known, value, block_values(value), f"{name or 'number'} = {value} at line {where}"))
+        knobs.append(Knob(known, value, values, f"{name or 'number'} = {value} at line {where}"))
     return replace(original, sites=sites), knobs
 
 
