@@ -75,6 +75,7 @@ def traced(module, folder, params):
         ("below", {"block_cols": 128, "block_rows": 8}),
         ("chosen_within", {"block_cols": 256, "block_rows": 8}),
         ("asked", {"block_cols": 256}),
+        ("capped", {"max_block": 512}),
     ],
 )
 def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_chooses(
