@@ -5,8 +5,9 @@ Everything here is host-side numpy; no device library is imported. A family is a
 ``kernels/`` folder of dialect modules. The full name of an operator is ``family/recipe``.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -34,6 +35,8 @@ class Workload:
 
     id: str
     dims: Mapping[str, int]
+    turn: int = field(default=0, compare=False)
+    """Its place among shapes that are judged together: forms and kinds of inputs are dealt to them in turn."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -43,11 +46,21 @@ class Workload:
                 raise ValueError(f"workload {self.id}: dimension {name} is negative")
         object.__setattr__(self, "dims", MappingProxyType(dict(self.dims)))
 
+    def dealt(self, kinds: Sequence[str], seed: int, most: int) -> list[str]:
+        """``most`` of the kinds, in an order that ``seed`` draws: shapes of turns in a row meet all."""
+        order = random.Random(seed).sample(kinds, len(kinds))
+        return [order[(self.turn * most + n) % len(order)] for n in range(min(most, len(order)))]
+
     def __hash__(self) -> int:
         return hash((self.id, tuple(self.dims.items())))
 
     def __reduce__(self) -> tuple:
-        return (Workload, (self.id, dict(self.dims)))
+        return (Workload, (self.id, dict(self.dims), self.turn))
+
+
+def in_order(workloads: Iterable[Workload], first: int = 0) -> tuple[Workload, ...]:
+    """The workloads, each with its turn; the first one has ``first``."""
+    return tuple(replace(w, turn=turn) for turn, w in enumerate(workloads, first))
 
 
 class Scope(StrEnum):
@@ -73,6 +86,8 @@ class Suite:
     def __post_init__(self) -> None:
         if not self.workloads or not self.check:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
+        for name in ("workloads", "check", "final"):
+            object.__setattr__(self, name, in_order(getattr(self, name)))
 
     def timed(self, scope: Scope) -> tuple[Workload, ...]:
         """Workloads of a scope; the suite's own where it has no final ones."""

@@ -62,17 +62,17 @@ class Truth:
 
     def __init__(self, operator: Operator, most: int = ENTRIES) -> None:
         self._operator = operator
-        self._inputs: Latest[tuple[str, int, str], Arrays] = Latest(most)
-        self._references: Latest[tuple[str, int, str], dict[str, Arrays]] = Latest(most)
+        self._inputs: Latest[tuple[str, int, int, str], Arrays] = Latest(most)
+        self._references: Latest[tuple[str, int, int, str], dict[str, Arrays]] = Latest(most)
 
     def inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         """Operands by name, fresh for every seed."""
-        key = (workload.id, seed, kind)
+        key = (workload.id, workload.turn, seed, kind)
         return self._inputs.of(key, lambda: self._operator.make_inputs(workload, seed, kind))
 
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
         """The oracle's answers to these inputs."""
-        key = (workload.id, seed, kind)
+        key = (workload.id, workload.turn, seed, kind)
         return self._references.of(
             key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind))
         )

@@ -249,9 +249,9 @@ class SpaceRule:
         self.tabulated = self.size * len(self._sets) <= TABLE_LIMIT
 
     @property
-    def constant(self) -> bool:
-        """What a constraint without parameters says."""
-        return all(self.constraint.holds(constants) for constants in self._sets)
+    def unmet(self) -> Constants | None:
+        """The first constants under which a constraint without parameters does not hold."""
+        return next((constants for constants in self._sets if not self.constraint.holds(constants)), None)
 
     def _holds(self, places: Sequence[int]) -> bool:
         chosen: dict[str, Value] = {
@@ -275,7 +275,7 @@ class SpaceRule:
         """bool [points]; a large constraint is evaluated once per distinct combination."""
         places = rows[:, self.columns]
         if self.tabulated:
-            return self._table[tuple(places.T)] if self.columns else np.full(len(rows), self.constant)
+            return self._table[tuple(places.T)] if self.columns else np.full(len(rows), self.unmet is None)
         distinct, inverse = np.unique(places, axis=0, return_inverse=True)
         answers = np.array([self._holds(tuple(place)) for place in distinct.tolist()], dtype=bool)
         return answers[inverse.ravel()]

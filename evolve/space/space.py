@@ -195,9 +195,11 @@ class Space:
         return {**kinds, **{name: kind_of(values) for name, values in self.parameters.items()}}
 
     def _require_a_point(self) -> None:
-        dead = next((rule for rule in self._rules if not rule.columns and not rule.constant), None)
-        if dead is not None:
-            raise SpaceError(f"the space is empty: {dead.constraint.reason} ({dead.constraint.expression}).")
+        for rule in self._rules:
+            if not rule.columns and (unmet := rule.unmet) is not None:
+                where = ", ".join(f"{name} is {value}" for name, value in unmet.items())
+                why = f"{rule.constraint.reason} ({rule.constraint.expression})"
+                raise SpaceError(f"the space is empty: {why}{where and f', and {where}'}.")
         # all points of a space of a million take a third of a second
         if not self.legal(self.defaults) and self._some_row() is None:
             reasons = "; ".join(rule.constraint.expression for rule in self._rules)

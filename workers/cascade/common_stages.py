@@ -1,7 +1,6 @@
 """Stages of modelled and of measured cascades alike: the first wall, the order of stages, dealt inputs."""
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -92,10 +91,9 @@ class RaceStage:
 
 
 def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
-    """So many kinds of inputs for a shape, as the request's seed draws them; all for some."""
+    """So many kinds of inputs for a shape, as the request's seed deals them; all for some."""
     kinds = request.operator.input_kinds
-    most = len(kinds) if workload.id in request.every_kind else most
-    return random.Random(f"{request.seed} {workload.id}").sample(kinds, min(most, len(kinds)))
+    return kinds if workload.id in request.every_kind else workload.dealt(kinds, request.seed, most)
 
 
 def dealt_kinds(request: Request, position: int) -> Sequence[str]:

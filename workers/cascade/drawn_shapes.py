@@ -25,7 +25,7 @@ from typing import Any
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.targets import Target
 from tilewright.library.dispatch_rule import REACH, Legality
-from tilewright.seeds.operator import Operator, Workload
+from tilewright.seeds.operator import Operator, Workload, in_order
 from tilewright.workers.cascade.named_sizes import LARGEST, named_sizes
 from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Request
@@ -93,8 +93,10 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
     turns = rng.sample(dims, len(dims))
     found: dict[str, Workload] = {}
     for turn in range(TRIES * lot.shapes):
-        some = pairs if pairs and (turn % 2 == 0 or not singles) else singles
-        if some and len(found) < lot.named and turn < TRIES * lot.named:
+        some = pairs if pairs and (turn % 2 or not singles) else singles
+        if turn == 0:
+            made = _beyond(shapes, legal, rng)
+        elif some and len(found) <= lot.named and turn <= TRIES * lot.named:
             made = _named(shapes, some, legal, rng)
         else:
             made = _drawn(shapes, turns[turn % len(turns)], legal, rng)
@@ -119,17 +121,29 @@ def drawn_dims(name: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in parts}
 
 
+def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Random) -> dict[str, int] | None:
+    """A listed shape with each size up to twice as large, as far as the lot allows for it."""
+    names = rng.sample(list(shapes[0]), len(shapes[0]))
+    base = dict(rng.choice([shape for shape in shapes if legal.small(shape)] or shapes))
+    if (dims := _shrunk(base, names, legal, rng)) is not None:
+        for name in names:
+            made = _with(dims, name, round(dims[name] * rng.uniform(1.0, 2.0)), legal)
+            dims = made if made is not None and legal.small(made) else dims
+    return dims
+
+
 def _drawn(
     shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
     """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough."""
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
-    dims = _with(base, turn, shapes, legal, rng)
+    sizes = {name: [shape[name] for shape in shapes] for name in shapes[0]}
+    dims = _with(base, turn, _size(sizes[turn], rng), legal)
     order = [name for name in rng.sample(list(shapes[0]), len(shapes[0])) if name != turn]
     if dims is None or (dims := _shrunk(dims, order, legal, rng)) is None:
         return None
     for name in (n for n in order if rng.random() < ELSEWHERE):
-        made = _with(dims, name, shapes, legal, rng)
+        made = _with(dims, name, _size(sizes[name], rng), legal)
         if made is not None and legal.small(made):
             dims = made
     return dims
@@ -165,11 +179,8 @@ def _shrunk(
     return dims if legal.small(dims) else None
 
 
-def _with(
-    dims: Mapping[str, int], name: str, shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Random
-) -> dict[str, int] | None:
-    """The shape with another size of one dimension; None where none was legal."""
-    size = _size([shape[name] for shape in shapes], rng)
+def _with(dims: Mapping[str, int], name: str, size: int, legal: _Legal) -> dict[str, int] | None:
+    """The shape with this size of one dimension, made a legal one; None where none was."""
     return next(filter(legal, ({**dims, name: -(-size // unit) * unit} for unit in UNITS)), None)
 
 
@@ -275,9 +286,10 @@ class DrawnStage:
         for lot, run in self._lots:
             before = len(found.drawn)
             for turn in range(TURNS):
-                shapes = drawn(request, lot, f"{lot} {turn}")
+                shapes = in_order(_ends_first(drawn(request, lot, f"{lot} {turn}")), len(request.checked))
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
-                asked = dataclasses.replace(request, every_kind=_ends(shapes, -(-lot.shapes // 3)))
+                ends = frozenset(w.id for w in shapes[: -(-lot.shapes // 3)])
+                asked = dataclasses.replace(request, every_kind=ends)
                 if shapes and (failure := self._on(asked, found, shapes, run)) is not None:
                     return failure
                 if len(found.drawn) - before >= min(ENOUGH, lot.shapes // 2):
@@ -324,11 +336,12 @@ class DrawnStage:
         return False
 
 
-def _ends(shapes: Sequence[Workload], most: int) -> frozenset[str]:
-    """At most so many of the shapes: the widest in each dimension, then the narrowest."""
+def _ends_first(shapes: Sequence[Workload]) -> list[Workload]:
+    """The shapes: that of most work, the widest in each dimension, the narrowest, and then the others."""
     names = shapes[0].dims if shapes else ()
     ends = [end(shapes, key=lambda w: w.dims[name]) for end in (max, min) for name in names]
-    return frozenset(list(dict.fromkeys(w.id for w in ends))[:most])
+    most = sorted(shapes, key=lambda w: -math.prod(w.dims.values()))[:1]
+    return list(dict.fromkeys([*most, *ends, *shapes]))
 
 
 def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> Failure | None:

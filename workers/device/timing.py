@@ -5,7 +5,6 @@ A child reports times and sampled outputs. Verdicts are decided here, in the par
 
 import dataclasses
 import math
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,9 +66,8 @@ class Samples:
         return self._tables
 
     def draw_kinds(self, workload: Workload, seed: int, most: int | None) -> list[str]:
-        """``most`` input kinds (None: all) besides the first, drawn by ``seed`` and the workload's id."""
-        count = len(self._kinds) if most is None else min(most, len(self._kinds))
-        return random.Random(f"{seed} {workload.id}").sample(self._kinds, count)
+        """``most`` input kinds (None: all) besides the first, dealt by ``seed`` and the workload's turn."""
+        return workload.dealt(self._kinds, seed, len(self._kinds) if most is None else most)
 
     def of(self, workload: Workload, seed: int, kind: str = "") -> Sample:
         """The sample for one shape, for operators with ``tables``. ``kind``: see ``seeds.sampled.kind_tables``."""

@@ -265,7 +265,7 @@ class TakenOperator:
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         key = zlib.crc32(f"{workload.id}/{kind}".encode())
         rng = np.random.default_rng([seed, key])
-        return draws(self.operands, workload.dims, kind, self.spread, rng)
+        return draws(self.operands, workload.dims, kind, self.spread, rng, seed + workload.turn)
 
     def known(self, workload: Workload) -> Arrays:
         """See ``seeds.operator.KnownOperands``: lengths, group sizes and tables as one call has them."""

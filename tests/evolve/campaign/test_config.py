@@ -167,8 +167,18 @@ def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_
     """A recheck names none, and ``fp8_block`` takes no single row."""
     assert [start.name for start in few_rows("h200").starts] == ["pointer", "fp8_rows"]
     known = few_rows("h200").config.model_copy(update={"seeds": ("pointer", "fp8_block")})
-    with pytest.raises(UserError, match="kernel fp8_block: the space is empty"):
+    with pytest.raises(UserError, match=r"kernel fp8_block: the space is empty.* and M is 1, ahead is 0"):
         resolve(known)
+
+
+def test_every_packaged_campaign_finds_its_seeds_with_the_settings_its_comment_offers():
+    for path in sorted((ROOT / "experiments/campaigns").glob("*.yaml")):
+        target = "h200" if (text := path.read_text()).count("target: cuda") else None
+        for setting in ((), *re.findall(r"^# With (\w+)=(\S+?):", text, re.M)):
+            config = load_config(
+                path, dict([setting] if setting else []) | ({"target": target} if target else {})
+            )
+            assert {start.name for start in resolve(config).starts} >= set(config.seeds), (path.name, setting)
 
 
 @functools.cache

@@ -36,6 +36,9 @@ USUAL_SPREAD = 4
 WAYS = 9
 """Of which a padded operand's rows have one in turn; the last is as it was drawn."""
 
+FORMS, CIRCLE = 7, 6
+"""Forms of a padded operand, and that of which two operands that are alike are cosines and sines together."""
+
 MANY, MOST = 32, 16
 """Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
 
@@ -111,8 +114,9 @@ def least_of(operand: Operand) -> int:
 
 
 def draws(
-    operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
+    operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator,
+    turn: int = 0,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and
     below zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
@@ -122,14 +126,14 @@ def draws(
     ``lone``, ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows
     of one value, too; ``given``: the caller's own where they are of this shape. Integers are as the call bounds them
     (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises LookupError for an
-    operand that has the caller's own values alone, elsewhere."""
+    operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several forms, or is about one
+    operand, draws of turns in a row have all of them: a few draws by chance miss one."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     alone = [o.name for o in operands if is_float(o.dtype) and family(kind) in ("lone", "nan")]
-    lone = rng.choice(alone or [""])
+    lone = alone[turn % len(alone)] if alone else ""
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
-    circle = family(kind) == PADDED and rng.random() < 1 / 2
-    for operand in operands:
+    for form, operand in enumerate(operands, turn):
         if operand.values and GIVEN in (kind, operand.form):
             own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
             if own is not None:
@@ -154,7 +158,7 @@ def draws(
             values /= 2
             _one_sided(operand, values, FEW_VALUES[kind], rng)
             if kind == USUAL:
-                _usual(operand, values, usual_at, rng)
+                _usual(operand, values, usual_at, form, rng)
         if kind == ALIKE:  # also queries and keys, where there are as many
             values[...] = next(earlier for earlier in floats.values() if earlier.shape == values.shape)
         if family(kind) in EXTREME and lone in ("", operand.name):
@@ -167,14 +171,14 @@ def draws(
             if kind != SIGNED and values.ndim > 1:
                 rows = values.reshape(-1, values.shape[-1])
                 rows[::3] = rows[::3, :1]
-                values[...] = np.where(rng.random() < 0.25, rows[0, 0], values)
+                values[...] = np.where(form % 4 == 0, rows[0, 0], values)
         elif family(kind) == PADDED:
             same = likest(operand, operands)
-            if circle and same in floats and same != operand.name:  # cosines and sines, as of angles
+            if form % FORMS == CIRCLE and same in floats and same != operand.name:  # as of angles
                 floats[same][...], values[...] = np.cos(values), np.sin(values)
             else:
                 bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
-                _padded(operand, values, kind != PADDED, rng, bias)
+                _padded(operand, values, kind != PADDED, rng, bias, form % FORMS)
         elif kind == TIES and values.ndim and values.size:
             _ties(values, rng)
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
@@ -338,12 +342,12 @@ def likest(operand: Operand, operands: Sequence[Operand]) -> str:
     return next(o.name for o in operands if replace(o, name=operand.name) == operand)
 
 
-def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generator) -> None:
+def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.random.Generator) -> None:
     """Rows in order, rows at or below zero with zeros of both signs, rows with one value far above the others, and rows
     of ones or of zeros, the same ones of every operand, as a first position is encoded; weights of ones as they are
     before any training."""
     if values.ndim < 2:
-        values[...] = 1.0 if rng.random() < 1 / 4 else values
+        values[...] = values if form % 4 else 1.0
         return
     rows = values.reshape(-1, values.shape[-1])
     few, same = _few(len(rows)), np.random.default_rng(at)
@@ -358,23 +362,24 @@ def _usual(operand: Operand, values: np.ndarray, at: int, rng: np.random.Generat
     )
 
 
-def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool) -> None:
+def _padded(
+    operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool, form: int
+) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
     with zeros at every second place, with a value just below the largest, of one value and zeros, of ones of signs in
-    turn, nearly of one value, and rows like the one before. Now and then an operand as a whole is of ones (gradients
-    of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is as drawn,
-    of ones, below zero, or, as a ``bias`` is, of zeros."""
-    whole = int(rng.integers(8))
+    turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole: of ones
+    (gradients of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is
+    as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
     if values.ndim < 2:
-        values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[whole % 4]
+        values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[form % 4]
         return
     rows = values.reshape(-1, values.shape[-1])
-    if whole < 3:
+    if form in (0, 2, 4):
         factors, line, place = np.sort(rng.standard_normal(len(rows))), rows[0].copy(), np.arange(len(rows))
-        rows[...] = whole == 0
-        if whole == 1:
+        rows[...] = form == 0
+        if form == 2:
             rows[place, place % rows.shape[1]] = 1.0
-        elif whole == 2:
+        elif form == 4:
             rows[...] = np.outer(factors[:: rng.choice((-1, 1))], line)
         return
     half, order, first = rows.shape[1] // 2, rng.permutation(len(rows)), int(rng.integers(WAYS))
