@@ -289,6 +289,11 @@ def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them()
 def test_a_seed_that_needs_too_much_memory_begins_with_as_much_smaller_blocks(takes: str, rows: int) -> None:
     sizes = {"rows": 64, "cols": 128}
     source = f"SPACE = {{}}\nDEFAULTS = {sizes!r}\n"
-    answer = {"defaults": sizes, "space": {"rows": [8, 16, 32, 64], "cols": [128]}, "source": source, "notes": []}
+    answer = {
+        "defaults": sizes,
+        "space": {"rows": [8, 16, 32, 64], "cols": [128]},
+        "source": source,
+        "notes": [],
+    }
     assert _lower_defaults(answer, f"its blocks take {takes} bytes of vmem")
     assert answer["defaults"] == {"rows": rows, "cols": 128} and f"'rows': {rows}," in answer["source"]

@@ -188,16 +188,18 @@ def _resolved(function: Any, calls: Sequence[Call]) -> list[Call]:
         if p.name not in given and names_block(p.name) and (p.default is None or isinstance(p.default, str))
     ]  # fmt: skip
 
-    def does(one: Call) -> str:
+    def does(one: Call) -> tuple[Any, Any]:
         with contextlib.suppress(Exception):  # whatever the user's code raises
-            return text_of(_run(function, one)())
-        return ""
+            made = _run(function, one)()
+            return launches(made.jaxpr), made
+        return None, None
 
-    until, plain = time.process_time() + RESOLVE_SECONDS, does(call) if asked else ""
+    until, (plain, made) = time.process_time() + RESOLVE_SECONDS, does(call) if asked else (None, None)
     for name, value in itertools.product(asked if plain else (), AUTOMATIC):
         if name not in call.keywords and time.process_time() < until:
             tried = replace(call, keywords={**call.keywords, name: value})
-            call = tried if does(tried) == plain else call
+            launched, other = does(tried)
+            call = tried if launched == plain and text_of(other) == text_of(made) else call
     sizes = {name: call.keywords[name] for name in asked if name in call.keywords}
     return [replace(one, keywords={**one.keywords, **sizes}) for one in calls]
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu import structure
@@ -101,7 +102,7 @@ def judge(
         others = {name: next(turned) if size > KEPT else size for name, size in dims.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
             tried = replace(seed, operands=named)
-            return all(bool(tried.traced(sizes, defaults)) for sizes in (dims, others))
+            return all(tried.traced(sizes, defaults) for sizes in (dims, others))
         return False
 
     size, few = (8, 0) if isinstance(oracle, Oracle) else (128, FEW)
@@ -111,7 +112,7 @@ def judge(
         all_dims[0], seed, defaults, oracle,
     )  # fmt: skip
     operands = list(seed.operands)
-    multiplies = "dot_general" in seed.traced(shapes[0].dims, defaults)
+    multiplies = "dot_general" in str(seed.closed(shapes[0].dims, defaults))
     factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
     numbers = negative_numbers((oracle.function,), (*calls[0].arguments, *calls[0].keywords.values()))
 
@@ -141,7 +142,7 @@ def judge(
         return refused(f"the kernel's own answer is not the reference's: {failed}")
     every = [*(shape.dims for shape in shapes), *all_dims]
 
-    def traced(dims: Mapping[str, int], params: Mapping[str, int]) -> str:
+    def traced(dims: Mapping[str, int], params: Mapping[str, int]) -> ClosedJaxpr:
         if params != defaults and seed.result_shapes(dims, params) != seed.result_shapes(dims, defaults):
             raise Refusal("its results have other shapes")
         return seed.traced(dims, params)

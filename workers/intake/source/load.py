@@ -202,7 +202,12 @@ class PackageLoader(MetaPathFinder, Loader):
         """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if
         these leave no name out that is used: what a helper can do without may take ten seconds."""
         for statement in body:
-            if isinstance(statement, ast.Try) and statement.handlers and _loads(statement) and not self._own(statement):
+            if (
+                isinstance(statement, ast.Try)
+                and statement.handlers
+                and _loads(statement)
+                and not self._own(statement)
+            ):
                 way = statement.handlers[0].body
                 lost = {n for s in statement.body for n in _bound(s)} - {n for s in way for n in _bound(s)}
                 others = (n for s in body if s is not statement for n in ast.walk(s))
