@@ -148,3 +148,11 @@ def test_waiting_for_a_processor_does_not_count_as_running(tmp_path):
             other.wait()
     assert outcome.ending is Ending.DONE, outcome.detail
     assert outcome.seconds > 4
+
+
+def test_a_deadline_waits_for_the_thread_that_feeds_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter([1.0, 2.0])
+    monkeypatch.setattr(launch, "_own_waiting", lambda: next(waits))
+    deadline = launch.Deadline(os.getpid(), 0.05)
+    time.sleep(0.06)
+    assert deadline.seconds_left() > 0 and deadline.waited <= launch.WAITING_FACTOR * 0.05
