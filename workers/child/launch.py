@@ -85,8 +85,8 @@ WAITING_FACTOR = 3
 
 
 class Deadline:
-    """``seconds`` from now, plus those (``waited``) in which process ``pid`` and its descendants wait for a processor, or
-    the thread that asks does, on which they may wait."""
+    """``seconds`` from now, plus those (``waited``) in which process ``pid`` and its descendants, or the thread that
+    asks and may feed them, wait for a processor."""
 
     def __init__(self, pid: int, seconds: float) -> None:
         self._pid, self._seconds = pid, seconds
