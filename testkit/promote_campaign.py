@@ -37,14 +37,9 @@ Seconds = Callable[[Genome, str], float]
 
 
 def write_campaign(
-    home: Path,
-    *,
-    winner: Genome = CHILD,
-    target: str = "tpu7x",
-    family: Path = FAMILY,
-    genomes: Sequence[Genome] = GENOMES,
-    seeds: Sequence[str] = (),
-) -> Path:
+    home: Path, *, winner: Genome = CHILD, target: str = "tpu7x", family: Path = FAMILY,
+    genomes: Sequence[Genome] = GENOMES, seeds: Sequence[str] = (),
+) -> Path:  # fmt: skip
     """A campaign of ``genomes``, the seed first, in ``home``; its folder."""
     folder = home / "campaigns" / "tiny-001"
     folder.mkdir(parents=True)
@@ -154,13 +149,9 @@ class FormulaPool:
 
 
 def run(
-    folder: Path,
-    writer: LibraryWriter,
-    options: Options | None = None,
-    seconds: Seconds = quick_child,
-    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
-    **settings: Any,
-) -> PromotionOutcome:
+    folder: Path, writer: LibraryWriter, options: Options | None = None, seconds: Seconds = quick_child,
+    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation, **settings: Any,
+) -> PromotionOutcome:  # fmt: skip
     make = lambda resolved: FormulaPool(resolved, seconds, spoil, **settings)  # noqa: E731
     return promote(folder, writer, options or Options(), lambda line: None, make)
 

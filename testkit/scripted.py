@@ -133,13 +133,9 @@ class ScriptedStation:
     """Answers jobs by a function; keeps them, and a champion."""
 
     def __init__(
-        self,
-        answer: Callable[[Frame], ChildOutcome] = answers,
-        *,
-        champion: Champion | None = None,
-        scale: DeviceRatio | None = None,
-        seed: int | None = None,
-    ) -> None:
+        self, answer: Callable[[Frame], ChildOutcome] = answers, *, champion: Champion | None = None,
+        scale: DeviceRatio | None = None, seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.jobs: list[tuple[Frame, JobLimits]] = []
         self.held = champion
         self.claims: list[str] = []

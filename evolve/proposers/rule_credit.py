@@ -35,7 +35,7 @@ SHARPNESS = 1.5
 EARLY_COST = 0.4
 """Cost of a child that failed before it was measured, in measured children."""
 
-KNOBS = ("widen_space", "launch_option", "cache_hint")
+KNOBS = ("launch_option", "cache_hint")
 """Ends of the names of rules that turn a knob of the launch or of the compiler and leave the computation alone."""
 
 KNOB_PRIOR = 0.4

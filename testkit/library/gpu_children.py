@@ -18,13 +18,8 @@ import torch
 import torch.nn.functional as F
 
 SHAPES = (
-    (1024, 4096, 4096),
-    (256, 512, 1024),
-    (128, 2048, 512),
-    (512, 384, 768),
-    (384, 1024, 128),
-    (1100, 512, 384),
-)
+    (1024, 4096, 4096), (256, 512, 1024), (128, 2048, 512), (512, 384, 768), (384, 1024, 128), (1100, 512, 384),
+)  # fmt: skip
 
 
 def operands(m: int, n: int, k: int, device: str = "cuda", seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -369,12 +364,9 @@ def storm() -> dict[str, Any]:
             resident = int(file.read().split()[1]) * 4096
         marks.append((resident, min(held)))
     return {
-        "wrong": wrong[:: len(wrong) // 8 + 1],
-        "errors": errors[:3],
-        "calls": 2 * (calls // threads) * threads,
-        "seconds": time.perf_counter() - began,
-        "growth_bytes": [b - a for a, b in zip(*marks, strict=True)],
-    }
+        "wrong": wrong[:: len(wrong) // 8 + 1], "errors": errors[:3], "calls": 2 * (calls // threads) * threads,
+        "seconds": time.perf_counter() - began, "growth_bytes": [b - a for a, b in zip(*marks, strict=True)],
+    }  # fmt: skip
 
 
 def loaded() -> dict[str, Any]:

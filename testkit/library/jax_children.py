@@ -89,18 +89,13 @@ def main() -> None:
         more["sharded"] = sharded(a, w, w_q, sw, dy)
     generated = checks.check(Path(os.environ["VERSION"]), "tpu7x", {"M": 256, "N": 512, "K": 4096}, "spread")
     found = {
-        "generated": generated,
-        "interpreted": snr(interpreted, reference),
-        "here": snr(here, reference),
-        "warnings": [str(c.message) for c in caught if "Fallback" in c.category.__name__],
-        "y": snr(y, product),
+        "generated": generated, "interpreted": snr(interpreted, reference), "here": snr(here, reference),
+        "warnings": [str(c.message) for c in caught if "Fallback" in c.category.__name__], "y": snr(y, product),
         "da": snr(da, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
         "dw": snr(dw, np.asarray(a, np.float64).T @ np.asarray(dy, np.float64)),
-        "fused_da": snr(pull_fused(dy)[0], np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
-        **more,
-        "refused": refused,
-        "modules": [name for name in ("torch", "evolve", "seeds") if name in sys.modules],
-    }
+        "fused_da": snr(pull_fused(dy)[0], np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T), **more,
+        "refused": refused, "modules": [name for name in ("torch", "evolve", "seeds") if name in sys.modules],
+    }  # fmt: skip
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -12,16 +12,10 @@ from tilewright.seeds.catalogue import load_operator
 
 
 def put(
-    writer: LibraryWriter,
-    operator: str,
-    seed: str,
-    shapes: tuple[tuple[int, ...], ...],
-    *,
-    serves: str = store.INTERPRET,
-    target: str = "interpreter",
-    params: Mapping[str, Any] | None = None,
+    writer: LibraryWriter, operator: str, seed: str, shapes: tuple[tuple[int, ...], ...], *,
+    serves: str = store.INTERPRET, target: str = "interpreter", params: Mapping[str, Any] | None = None,
     toolchain: Mapping[str, tuple[str, str]] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """A version that serves ``operator`` with a seed kernel near ``shapes``; its id."""
     known = load_operator(operator)
     source = known.kernels[seed].source

@@ -50,12 +50,9 @@ def numbers() -> dict[str, Any]:
     return {
         "snr": [snr(a, b) for a, b in zip(ours, theirs, strict=True)],
         "same": all(bool((a == b).all()) for a, b in zip(ours, again, strict=True)),
-        "inference": snr(inference, theirs[0]),
-        "shapes": [list(t.shape) for t in ours],
-        "only_x": bool((only == ours[1]).all()),
-        "warnings": messages,
-        "later": more,
-    }
+        "inference": snr(inference, theirs[0]), "shapes": [list(t.shape) for t in ours],
+        "only_x": bool((only == ours[1]).all()), "warnings": messages, "later": more,
+    }  # fmt: skip
 
 
 def compiled() -> dict[str, Any]:
@@ -246,12 +243,9 @@ def fallbacks() -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             refused.append(str(error))
     return {
-        "equal": bool((odd == F.linear(x, w)).all()),
-        "empty": list(empty.shape),
-        "warnings": messages,
-        "again": again,
-        "refused": refused,
-    }
+        "equal": bool((odd == F.linear(x, w)).all()), "empty": list(empty.shape), "warnings": messages,
+        "again": again, "refused": refused,
+    }  # fmt: skip
 
 
 def damaged() -> dict[str, Any]:

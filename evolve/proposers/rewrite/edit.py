@@ -13,13 +13,8 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Unsupported, Value, walk
 
 _LOOSE = (
-    cst.BinaryOperation,
-    cst.UnaryOperation,
-    cst.Comparison,
-    cst.BooleanOperation,
-    cst.IfExp,
-    cst.Lambda,
-)
+    cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp, cst.Lambda,
+)  # fmt: skip
 _TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.BooleanOperation)
 
 

@@ -105,13 +105,9 @@ class RewriteProposer:
         )
 
     def propose(
-        self,
-        parent_source: str,
-        parent_params: Mapping[str, Value],
-        rng: np.random.Generator,
-        exclude: Tried = frozenset(),
-        shares: Shares | None = None,
-    ) -> RewriteProposal | None:
+        self, parent_source: str, parent_params: Mapping[str, Value], rng: np.random.Generator,
+        exclude: Tried = frozenset(), shares: Shares | None = None,
+    ) -> RewriteProposal | None:  # fmt: skip
         """A rewritten child, None when every pair is excluded or none applies after all.
 
         ``shares`` maps the names of rules that apply to the probability of each.

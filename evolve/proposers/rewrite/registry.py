@@ -7,9 +7,7 @@ from tilewright.evolve.proposers.rewrite.pallas import (
     dots,
     exponents,
     grid,
-    launch,
     normalise,
-    row_sums,
     tiles,
     unroll_grid,
 )
@@ -26,10 +24,8 @@ def pallas_rules() -> tuple[Rule, ...]:
         tiles.SkipMaskedTiles(),
         normalise.NormaliseOnce(),
         exponents.BaseTwoSoftmax(),
-        row_sums.RowSumsInDot(),
         grid.WholeReductionBlock(),
         unroll_grid.UnrollGridAxis(),
-        launch.WidenSpace(),
     )
 
 

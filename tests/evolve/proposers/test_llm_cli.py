@@ -113,21 +113,11 @@ LATE = Answer("too late", delay_seconds=2.5)
 MALFORMED = Answer(raw=b'{"choices": [{"mess')
 
 SCRIPT = [
-    diff("good diff"),
-    UNMATCHED,
-    whole("whole module after an unmatched diff", 5),
-    UNPARSABLE,
-    diff("diff after a syntax error"),
-    forbidden,
-    diff("wrong on purpose", WRONG),
-    BUSY,
-    diff("after a rate limit"),
-    LATE,
-    LATE,
-    MALFORMED,
-    diff("after a broken endpoint"),
+    diff("good diff"), UNMATCHED, whole("whole module after an unmatched diff", 5), UNPARSABLE,
+    diff("diff after a syntax error"), forbidden, diff("wrong on purpose", WRONG), BUSY,
+    diff("after a rate limit"), LATE, LATE, MALFORMED, diff("after a broken endpoint"),
     *(whole(f"late idea {number}", number) for number in range(20, 60)),
-]
+]  # fmt: skip
 """In the order of requests. A time-out is tried once more, and what is no chat completion is not."""
 
 LIMITS = ["--set", "llm.timeout_seconds=1.5", "--set", "llm.retries=1"]

@@ -5,12 +5,14 @@ brings. Rows past the tensor's end may then hold other numbers, so nothing behin
 """
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.gluon.masks import is_side
 from tilewright.evolve.proposers.rewrite.gluon.schedule import Plan
-from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, device_call
-from tilewright.evolve.proposers.rewrite.triton.masks import is_side
+from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, device_call
+from tilewright.evolve.proposers.rewrite.sums import Sum, SumReader
 from tilewright.fitness.dialect_names import names
 
 MIXING = names(
@@ -81,53 +83,51 @@ def _read(statement: Statement, plan: Plan) -> RowNumbers | None:
     turn = product.loop.target
     if not isinstance(turn, ast.Name):
         return None
-    stop = {product.row_tile, product.column_tile, turn.id}
-    terms = _terms(_expanded(call.args[0], _definitions(plan), stop, 8))
-    bases = [t for t in terms if isinstance(t, ast.Name) and _tensor(t.id, plan)]
-    rows = [t for t in terms if _is_rows(t, plan)]
-    others = [t for t in terms if t not in bases and t not in rows]
-    strides = [_stride(t, turn.id, plan) for t in others]
-    if len(bases) != 1 or len(rows) != 1 or not all(strides):
+    try:
+        place = _Places(plan, {product.row_tile, product.column_tile, turn.id}).read(call.args[0])
+    except Unsupported:
         return None
-    base = bases[0]
-    assert isinstance(base, ast.Name)
-    tensor = _tensor(base.id, plan)
-    offset = " + ".join(f"({ast.unparse(t)})" for t in others) or "0"
-    return RowNumbers(statement, node.targets[0].id, tensor, offset, tuple(s for s in strides if s))
+    bases = [n for (n, *rest), c in place.parts.items() if not rest and c == 1 and _tensor(n, plan)]
+    if len(bases) != 1:
+        return None
+    rows = Sum({tuple(sorted((product.row_tile, product.rows))): 1, (f"@:{product.rows}",): 1})
+    offset = place - rows - Sum({(bases[0],): 1})
+    strides = [name for factors in offset.parts for name in factors if name != turn.id]
+    plain = all(c == 1 and len(p) == 2 and turn.id in p for p, c in offset.parts.items())
+    if not plain or not set(strides) <= set(_parameters(plan)):
+        return None
+    return RowNumbers(statement, node.targets[0].id, _tensor(bases[0], plan), offset.text(), tuple(strides))
 
 
-def _definitions(plan: Plan) -> Mapping[str, ast.expr]:
-    """Names that one statement before the loop binds."""
-    found: dict[str, ast.expr] = {}
-    several: set[str] = set()
-    for statement in (*plan.product.outside, *plan.product.before, *plan.product.body):
-        for name in statement.writes:
+class _Places(SumReader):
+    """Reads places by what statements before the product bind once, but ``kept`` names; rows that are wrapped or held
+    below a side of a tensor count as they are."""
+
+    def __init__(self, plan: Plan, kept: set[str]) -> None:
+        found = list[tuple[str, ast.expr | None]]()
+        for statement in (*plan.product.outside, *plan.product.before, *plan.product.body):
             node = statement.node
             plain = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            if name in found or not plain:
-                several.add(name)
-            elif isinstance(node, ast.Assign):
-                found[name] = node.value
-    return {name: value for name, value in found.items() if name not in several}
+            found += [(name, node.value if plain else None) for name in statement.writes]  # type: ignore[attr-defined]
+        names = [name for name, _ in found]
+        bound = {n: v for n, v in found if v is not None and names.count(n) == 1 and n not in kept}
+        super().__init__(plan.product.kernel.tl, bound, {})
+        self.kernel = plan.product.kernel
 
-
-def _expanded(node: ast.expr, known: Mapping[str, ast.expr], stop: set[str], depth: int) -> ast.expr:
-    class Expand(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.AST:
-            if name.id in stop or name.id not in known or depth == 0:
-                return name
-            fresh = ast.parse(ast.unparse(known[name.id]), mode="eval").body
-            return _expanded(fresh, known, stop, depth - 1)
-
-    made = Expand().visit(node)
-    assert isinstance(made, ast.expr)
-    return ast.parse(ast.unparse(ast.fix_missing_locations(made)), mode="eval").body
-
-
-def _terms(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_terms(node.left), *_terms(node.right)]
-    return [node]
+    def read(self, node: ast.expr, depth: int = 0) -> Sum:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and self.varies(node):
+            if is_side(self.kernel, ast.unparse(node.right)):
+                return self.read(node.left, depth + 1)
+        elif isinstance(node, ast.Call) and device_call(node, self.tl) == "minimum" and self.varies(node):
+            side = node.args[1]
+            last = (
+                isinstance(side, ast.BinOp)
+                and isinstance(side.op, ast.Sub)
+                and ast.unparse(side.right) == "1"
+            )
+            if last and isinstance(side, ast.BinOp) and is_side(self.kernel, ast.unparse(side.left)):
+                return self.read(node.args[0], depth + 1)
+        return super().read(node, depth)
 
 
 def _tensor(name: str, plan: Plan) -> str:
@@ -136,36 +136,6 @@ def _tensor(name: str, plan: Plan) -> str:
     given = kernel.given(name) if name not in kernel.constexprs else None
     text = kernel.source.code(given) if given is not None else ""
     return text if text and not is_side(kernel, name) and not text.isdigit() else ""
-
-
-def _is_rows(node: ast.expr, plan: Plan) -> bool:
-    """``row_tile * ROWS + arange(0, ROWS)``, perhaps held below a side of a tensor."""
-    product = plan.product
-    tl = product.kernel.tl
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
-        return _is_rows(node.func.value, plan)
-    if isinstance(node, ast.Call) and (device_call(node, tl) == "minimum" and len(node.args) == 2):
-        side = node.args[1]
-        last = isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and ast.unparse(side.right) == "1"
-        held = last and isinstance(side, ast.BinOp) and is_side(product.kernel, ast.unparse(side.left))
-        return held and _is_rows(node.args[0], plan)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-        return is_side(product.kernel, ast.unparse(node.right)) and _is_rows(node.left, plan)
-    parts = {"".join(ast.unparse(t).split()) for t in _terms(node)}
-    ranges = calls(node, tl, "arange")
-    start = f"{product.row_tile}*{product.rows}"
-    return len(ranges) == 1 and parts == {start, f"{tl}.arange(0,{product.rows})"}
-
-
-def _stride(node: ast.expr, turn: str, plan: Plan) -> str:
-    """``s`` of ``turn * s``, a parameter; "" for another term."""
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
-        return ""
-    sides = [ast.unparse(node.left), ast.unparse(node.right)]
-    for one, other in (sides, sides[::-1]):
-        if one == turn and other in _parameters(plan):
-            return other
-    return ""
 
 
 def _parameters(plan: Plan) -> Sequence[str]:

@@ -175,18 +175,13 @@ class DeviceText(EpilogueText):
             f"{stages}.index({self.names['stage']} * CONSUMERS + each))"
         )
         texts = {
-            "desc": f"s_desc, {stages}, ",
-            "fixed": ", S_BYTES: gl.constexpr, RING: gl.constexpr",
-            "bytes": " + (CONSUMERS * S_BYTES if RING else 0)",
-            "copy": only("RING", copy),
-            "stages": f"{stages}, ",
-            "used": "RING: gl.constexpr, ",
-            "entry": "s_desc, ",
+            "desc": f"s_desc, {stages}, ", "fixed": ", S_BYTES: gl.constexpr, RING: gl.constexpr",
+            "bytes": " + (CONSUMERS * S_BYTES if RING else 0)", "copy": only("RING", copy),
+            "stages": f"{stages}, ", "used": "RING: gl.constexpr, ", "entry": "s_desc, ",
             "layout": "S_LAYOUT: gl.constexpr, S_BYTES: gl.constexpr, RING: gl.constexpr, ",
             "made": f"{stages} = gl.allocate_shared_memory(s_desc.dtype, [STAGES * CONSUMERS, {rows}], S_LAYOUT)",
-            "argument": "RING, ",
-            "last": ", S_BYTES, RING",
-        }
+            "argument": "RING, ", "last": ", S_BYTES, RING",
+        }  # fmt: skip
         return {f"ring_{key}": texts[key] for key in keys}
 
     def _body(self) -> str:
@@ -212,15 +207,12 @@ class DeviceText(EpilogueText):
                 continue
             partial = f"{self.names['piece']}_product_{piece}"
             table = {
-                **self.names,
-                "partial": partial,
-                "ready_of": self.names["ready" if piece == 0 else "ready_more"],
-                "number": str(piece),
-                "last": f"PIECES == {piece + 1}",
-                "ring_read": self._ring_read() if piece == 0 else "",
+                **self.names, "partial": partial,
+                "ready_of": self.names["ready" if piece == 0 else "ready_more"], "number": str(piece),
+                "last": f"PIECES == {piece + 1}", "ring_read": self._ring_read() if piece == 0 else "",
                 "a_view": ".permute((1, 0))" if self.product.left.turned else "",
                 "b_view": ".permute((1, 0))" if self.product.right.turned else "",
-            }
+            }  # fmt: skip
             lines.append(filled(PARTIAL, table))
             lines.append(
                 self._carrier(self._renamed(piece)).carry(with_product(statement, partial, self.kernel.tl))

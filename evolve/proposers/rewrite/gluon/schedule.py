@@ -80,16 +80,11 @@ def planned(product: Product) -> Plan:
     seeds = {product.column_tile, *product.dot.writes}
     per_piece = affected(loose, seeds)
     return Plan(
-        product,
-        tuple(s for s in product.outside if s in needed),
-        tuple(s for s in product.before if s in needed),
-        tuple(early),
-        tuple(late),
-        tuple(s for s in product.after if s in needed),
-        frozenset(per_piece),
-        tuple(sorted(_carried(late))),
+        product, tuple(s for s in product.outside if s in needed),
+        tuple(s for s in product.before if s in needed), tuple(early), tuple(late),
+        tuple(s for s in product.after if s in needed), frozenset(per_piece), tuple(sorted(_carried(late))),
         all(s.writes & per_piece for s in late),
-    )
+    )  # fmt: skip
 
 
 def product_reads(product: Product) -> set[str]:

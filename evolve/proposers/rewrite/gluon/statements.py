@@ -121,16 +121,9 @@ class Carrier(ast.NodeTransformer):
     """
 
     def __init__(
-        self,
-        tl: str,
-        gl: str,
-        shape: tuple[str, str],
-        layout: str,
-        renamed: Mapping[str, str],
-        rows: bool = False,
-        part: tuple[str, str] | None = None,
-        columns: tuple[str, str, str] | None = None,
-    ) -> None:
+        self, tl: str, gl: str, shape: tuple[str, str], layout: str, renamed: Mapping[str, str],
+        rows: bool = False, part: tuple[str, str] | None = None, columns: tuple[str, str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.tl, self.gl, self.shape, self.layout, self.renamed = tl, gl, shape, layout, renamed
         self.rows = rows and shape[0] != shape[1]
         self.part, self.columns = part, columns

@@ -7,8 +7,8 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value
+from tilewright.evolve.proposers.rewrite.gluon.masks import is_side
 from tilewright.evolve.proposers.rewrite.triton.descriptors import is_unit
-from tilewright.evolve.proposers.rewrite.triton.masks import is_side
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name, turn_of
 
 

@@ -1,23 +1,22 @@
 """Tiles of the host's tensors that a kernel loads and stores: where they begin, how far they reach, what masks them."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented, parameters, resolve
+from tilewright.evolve.proposers.rewrite.gluon.masks import row_limit, within_bounds
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile, block_tile
+from tilewright.evolve.proposers.rewrite.sums import Sum
 from tilewright.evolve.proposers.rewrite.triton.descriptors import (
+    Address,
     address_of,
-    address_parts,
-    factors,
     has_more_sides,
-    with_offsets,
+    tile_address,
 )
-from tilewright.evolve.proposers.rewrite.triton.masks import row_limit, within_bounds
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name, range_of
 
 
@@ -69,55 +68,63 @@ def _loaded(kernel: TritonKernel, call: cst.Call) -> Tile:
     address = address_of(kernel, call.args[0].value, call)
     if address is None:
         return _sheet(kernel, call)
+    tile = _within(kernel, address, argument(call, "mask", 1))
+    if tile is None or (tile.limit and tile.turned):
+        raise Unsupported("an operand whose mask is more than its tensor's bounds")
+    return tile
+
+
+def _within(kernel: TritonKernel, address: Address, mask: cst.BaseExpression | None) -> Tile | None:
+    """The tile of an address; None where a mask says more than its bounds and a limit of its rows."""
     rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
-    mask, limit = argument(call, "mask", 1), ""
+    limit = ""
     if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
         limit = row_limit(kernel, mask, (rows.start, columns.start))
-        if not limit or not address.contiguous_columns(kernel):
-            raise Unsupported("an operand whose mask is more than its tensor's bounds")
+        if not limit:
+            return None
+    if address.contiguous_columns:
         return Tile(address.tensor, rows, columns, False, limit)
-    if address.contiguous_columns(kernel):
-        return Tile(address.tensor, rows, columns, False)
-    return Tile(address.tensor, columns, rows, True)
+    return Tile(address.tensor, columns, rows, True, limit)
 
 
 def _sheet(kernel: TritonKernel, call: cst.Call) -> Tile:
     """A tile ``base + sheet * height * width + rows[:, None] * width + columns[None, :]`` of three sides, whose rows
     are steps of K: where K is a multiple of a step, the tile of a matrix of all sheets under one another."""
     refused = Unsupported(f"an address that is no tile: {kernel.source.code(call)[:40]}")
-    parts = address_parts(kernel, call.args[0].value, call)
+    address = tile_address(kernel, call.args[0].value, call)
     loop = kernel.source.enclosing(call, cst.For)
     if (
-        parts is None
-        or len(parts.scalars) != 1
+        address is None
         or loop is None
-        or not has_more_sides(kernel, parts.address.base)
+        or not address.contiguous_columns
+        or not has_more_sides(kernel, address.base)
     ):
         raise refused
-    plain, found = deepcopy(parts.address), parts.address
-    within = with_offsets(kernel, plain, [], list(parts.steps))
-    whole = with_offsets(kernel, found, parts.scalars, list(parts.steps))
-    among = factors(parts.scalars[0])
-    width = plain.rows.stride
-    heights = [f for f in among if f != width and kernel.given(f) is not None and f not in kernel.constexprs]
-    if within is None or whole is None or not plain.contiguous_columns(kernel) or len(heights) != 1:
+    rows, columns, width = address.rows, address.columns, address.rows.stride.text()
+    heights = [
+        (product, f) for product in rows.first.parts for f in product
+        if f != width and kernel.given(f) is not None and f not in kernel.constexprs
+    ]  # fmt: skip
+    bounds = range_of(kernel.source, loop)
+    if len(heights) != 1 or bounds is None:
         raise refused
-    height, bounds = heights[0], range_of(kernel.source, loop)
-    if width not in among or bounds is None or bounds[0] != "0" or bounds[1:] != (height, within.rows.extent):
+    product, height = heights[0]
+    step = rows.first - Sum({product: rows.first.parts[product]})
+    if bounds != ("0", height, rows.extent):
         raise refused
     mask = argument(call, "mask", 1)
-    if mask is not None and not within_bounds(kernel, mask, (within.rows.start, within.columns.start)):
+    if mask is not None and not within_bounds(kernel, mask, (step.text(), columns.start)):
         raise Unsupported("an operand whose mask is more than its tensor's bounds")
-    tensor = whole.tensor
+    tensor = address.tensor
     host = [kernel.source.code(kernel.given(n)) for n in (height, width)]  # type: ignore[arg-type]
     fits = (
         f"{host[0]} == {tensor}.shape[1]",
         f"{host[1]} == {tensor}.stride(1)",
         f"{tensor}.stride(0) == {tensor}.shape[1] * {tensor}.stride(1)",
-        f"{host[0]} % {in_host(kernel, within.rows.extent)} == 0",
+        f"{host[0]} % {in_host(kernel, rows.extent)} == 0",
     )
-    rows, columns = (Axis(a.start, a.extent) for a in (whole.rows, whole.columns))
-    return Tile(tensor, rows, columns, False, "", fits)
+    outer, inner = (Axis(a.start, a.extent) for a in (rows, columns))
+    return Tile(tensor, outer, inner, False, "", fits)
 
 
 def in_host(kernel: TritonKernel, extent: str) -> str:
@@ -239,21 +246,10 @@ def _stored(kernel: TritonKernel, call: cst.Call) -> tuple[str, Tile] | None:
         if block is not None:
             return None if block.turned else (kernel.source.code(call.args[1].value), block)
         address = address_of(kernel, call.args[0].value, call)
-        if address is None or not address.contiguous_columns(kernel):
+        if address is None or not address.contiguous_columns:
             return None
-        rows, columns = (Axis(a.start, a.extent) for a in (address.rows, address.columns))
-        mask, limit = argument(call, "mask", 2), ""
-        if mask is not None and not within_bounds(kernel, mask, (rows.start, columns.start)):
-            limit = row_limit(kernel, mask, (rows.start, columns.start))
-            if not limit:
-                return None
-        return kernel.source.code(call.args[1].value), Tile(address.tensor, rows, columns, False, limit)
+        tile = _within(kernel, address, argument(call, "mask", 2))
+        return None if tile is None else (kernel.source.code(call.args[1].value), tile)
     if isinstance(call.func, cst.Attribute) and call.func.attr.value == "store" and len(call.args) == 2:
-        tensor, extents = _described_tensor(kernel, call.func.value)
-        where = call.args[0].value
-        if not isinstance(where, cst.List | cst.Tuple) or len(where.elements) != 2:
-            return None
-        starts = [kernel.source.code(e.value) for e in where.elements]
-        rows, columns = (Axis(s, e) for s, e in zip(starts, extents, strict=True))
-        return kernel.source.code(call.args[1].value), Tile(tensor, rows, columns, False)
+        return kernel.source.code(call.args[1].value), _described(kernel, call)
     return None

@@ -9,13 +9,14 @@ import libcst as cst
 from tilewright.evolve.proposers.rewrite.base import Unsupported, short, walk
 from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, resolve, small
 from tilewright.evolve.proposers.rewrite.edit import Edit
+from tilewright.evolve.proposers.rewrite.gluon.statements import device_call
+from tilewright.evolve.proposers.rewrite.sums import Sum, SumReader, constant
 from tilewright.evolve.proposers.rewrite.triton.view import (
     NodeRule,
     TritonKernel,
     argument,
     device_calls,
-    device_name,
-    terms,
+    parsed,
     turn_of,
 )
 
@@ -23,16 +24,20 @@ _DESCRIBED = "_DESCRIBED"
 """How the compile-time parameter ends that says whether a descriptor is there."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class BlockAxis:
-    """One axis of an address tile: first offset (text), extent (text), stride (text, "" for none)."""
+    """One axis of an address tile: first offset, extent (text), distance of two elements in memory."""
 
-    start: str
+    first: Sum
     extent: str
-    stride: str
+    stride: Sum
+
+    @property
+    def start(self) -> str:
+        return self.first.text()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Address:
     """``base + rows[:, None] * s + columns[None, :] * t``; ``tensor`` is what the host passes as base."""
 
@@ -40,13 +45,8 @@ class Address:
     tensor: str
     rows: BlockAxis
     columns: BlockAxis
-
-    def contiguous_columns(self, kernel: TritonKernel) -> bool:
-        """Which axis has unit stride. Raises Unsupported if that cannot be told."""
-        unit = [is_unit(kernel, a.stride) for a in (self.rows, self.columns)]
-        if unit[0] == unit[1]:
-            raise Unsupported("an address tile without one contiguous axis")
-        return unit[1]
+    contiguous_columns: bool
+    """Whether columns, and not rows, lie side by side."""
 
 
 def is_unit(kernel: TritonKernel, stride: str) -> bool:
@@ -80,65 +80,103 @@ def has_more_sides(kernel: TritonKernel, name: str) -> bool:
     return False
 
 
-@dataclass
-class Parts:
-    """Summands of an address tile: its axes as they are written, scalars, and what a loop advances it by."""
-
-    address: Address
-    scalars: list[str]
-    steps: list[tuple[str, str]]
-
-
 def address_of(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
     """The affine form of a pointer tile of a tensor of two sides; None for anything else."""
-    parts = address_parts(kernel, pointer, at)
-    if parts is None or has_more_sides(kernel, parts.address.base):
-        return None
-    return with_offsets(kernel, parts.address, parts.scalars, parts.steps)
+    found = tile_address(kernel, pointer, at)
+    return None if found is None or has_more_sides(kernel, found.base) else found
 
 
-def address_parts(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Parts | None:
-    """What a pointer tile is the sum of; None for anything else."""
-    scalars: list[str] = []
-    axes: dict[int, BlockAxis] = {}
-    bases: list[str] = []
-    pending = list(terms(pointer))
-    steps: list[tuple[str, str]] = []
-    followed: set[str] = set()
-    while pending:
-        term = pending.pop(0)
-        text = "".join(kernel.source.code(term).split())
-        if "[:,None]" in text or "[None,:]" in text:
-            if "[:,None]" in text and "[None,:]" in text:
-                if not isinstance(term, cst.BinaryOperation) or not isinstance(term.operator, cst.Add):
-                    return None
-                pending = [*terms(term), *pending]
-                continue
-            place = 0 if "[:,None]" in text else 1
-            axis = _axis(kernel, term)
-            if axis is None or place in axes:
-                return None
-            axes[place] = axis
-        elif isinstance(term, cst.Name) and term.value in kernel.bound:
-            _follow(term.value, followed)
-            value, step = _running(kernel, term.value, at)
-            if value is None:
-                scalars.append(text)
-                continue
-            pending = [*terms(value), *pending]
-            steps += step
-        elif isinstance(term, cst.Name) and len(kernel.launches) == 1:
-            bases.append(term.value)
-        elif isinstance(term, cst.BinaryOperation):
-            scalars.append(kernel.source.code(term))
-        else:
-            return None
-    base = [b for b in bases if _is_tensor(kernel, b)]
-    if len(base) != 1 or set(axes) != {0, 1}:
+def tile_address(kernel: TritonKernel, pointer: cst.BaseExpression, at: cst.CSTNode) -> Address | None:
+    """The affine form of a pointer tile; None or Unsupported for anything else."""
+    address = _AddressReader(kernel, at).read(parsed(kernel.source.code(pointer)))
+    bases = [p[0] for p, c in address.parts.items() if len(p) == c == 1 and _is_tensor(kernel, p[0])]
+    first, second = address.split(0), address.split(1)
+    if len(bases) != 1 or first is None or second is None:
         return None
-    scalars += [b for b in bases if b not in base]
-    found = Address(base[0], kernel.source.code(kernel.given(base[0])), axes[0], axes[1])  # type: ignore[arg-type]
-    return Parts(found, scalars, steps)
+    unit = [is_unit(kernel, stride.text()) for _, stride in (first, second)]
+    if unit[0] == unit[1]:
+        raise Unsupported("an address tile without one contiguous axis")
+    (extent, stride), (width, one) = (first, second) if unit[1] else (second, first)
+    if not stride.single:
+        raise Unsupported("rows whose distance is a sum")
+    rest = address.scalar - Sum({(bases[0],): 1})
+    outer = BlockAxis(_counted(rest, stride, extent), extent, stride)
+    rest -= outer.first * stride
+    within = rest.over(one)
+    inner = BlockAxis(within + (rest - within * one), width, one)
+    rows, columns = (outer, inner) if unit[1] else (inner, outer)
+    return Address(bases[0], kernel.source.code(kernel.given(bases[0])), rows, columns, unit[1])  # type: ignore[arg-type]
+
+
+def _counted(scalar: Sum, stride: Sum, extent: str) -> Sum:
+    """The rows that a scalar is, of tiles of ``extent``: of literal strides the multiples of a tile alone."""
+    found = scalar.over(stride)
+    if stride.factors:
+        return found
+    most = int(extent) if extent.isdigit() else 1
+    return Sum({p: c for p, c in found.parts.items() if extent in p or (extent.isdigit() and c % most == 0)})
+
+
+class _AddressReader(SumReader):
+    """Follows pointers and tiles, also those that the loop around ``at`` advances, and keeps the factors of products
+    along no axis of a tile as they are written. A tile that is wrapped or held below a side counts as it is."""
+
+    def __init__(self, kernel: TritonKernel, at: cst.CSTNode) -> None:
+        super().__init__(kernel.tl, kernel.values, {})
+        self.kernel, self.at = kernel, at
+
+    def read(self, node: ast.expr, depth: int = 0) -> Sum:
+        if isinstance(node, ast.Name) and len(self.kernel.bound.get(node.id, ())) > 1:
+            try:
+                return self._advanced(node.id, depth + 1)
+            except Unsupported:
+                if self._places(node.id):
+                    raise
+                return Sum({(node.id,): 1})
+        if not self.varies(node):
+            product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+            return self._factors(node) if product else super().read(node, depth)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            return self.read(node.left, depth + 1)
+        if isinstance(node, ast.Call) and device_call(node, self.tl) == "minimum":
+            return self.read(node.args[0], depth + 1)
+        return super().read(node, depth)
+
+    def _places(self, name: str) -> bool:
+        """Whether a name that is bound several times may be a tile or an address."""
+        found = [assigned_value(place) for place in self.kernel.bound[name]]
+        values = [parsed(self.kernel.source.code(pair[1])) for pair in found if pair]
+        names = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
+        return any(map(self.varies, values)) or any(_is_tensor(self.kernel, n) for n in names)
+
+    def _factors(self, node: ast.expr) -> Sum:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            return self._factors(node.left) * self._factors(node.right)
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return constant(node.value)
+        return Sum({(ast.unparse(node),): 1})
+
+    def _advanced(self, name: str, depth: int) -> Sum:
+        """A name that a loop adds to, in a turn of it."""
+        total: Sum | None = None
+        for place in self.kernel.bound[name]:
+            line, found, source = small(place), assigned_value(place), self.kernel.source
+            if found and len(found[0]) == 1 and total is None:
+                total = self.read(parsed(source.code(found[1])), depth)
+            elif (
+                isinstance(line, cst.AugAssign)
+                and isinstance(line.operator, cst.AddAssign)
+                and total is not None
+            ):
+                loop = source.enclosing(place, cst.For)
+                turn = turn_of(source, loop) if loop is not None else None
+                if turn is None or source.enclosing(self.at, cst.For) is not loop:
+                    raise Unsupported("a pointer advanced outside its loop")
+                total += self._factors(parsed(turn)) * self._factors(parsed(source.code(line.value)))
+            else:
+                raise Unsupported("a pointer bound several times")
+        assert total is not None
+        return total
 
 
 def _is_tensor(kernel: TritonKernel, name: str) -> bool:
@@ -167,125 +205,6 @@ def _is_pointer(kernel: TritonKernel, name: str) -> bool:
     return '["' in text and ".shape" not in text
 
 
-def _running(
-    kernel: TritonKernel, name: str, at: cst.CSTNode
-) -> tuple[cst.BaseExpression | None, list[tuple[str, str]]]:
-    """(first value, [(iteration text, increment text)]) of a name that a loop may advance."""
-    first: cst.BaseExpression | None = None
-    steps: list[tuple[str, str]] = []
-    for place in kernel.bound.get(name, ()):
-        line = small(place)
-        found = assigned_value(place)
-        if found and len(found[0]) == 1 and first is None:
-            first = found[1]
-        elif isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign):
-            loop = kernel.source.enclosing(place, cst.For)
-            turn = turn_of(kernel.source, loop) if loop is not None else None
-            if turn is None or kernel.source.enclosing(at, cst.For) is not loop:
-                raise Unsupported("a pointer advanced outside its loop")
-            steps.append((turn, kernel.source.code(line.value)))
-        else:
-            raise Unsupported("a pointer bound several times")
-    if first is None or not any(isinstance(t, cst.Name | cst.BinaryOperation) for t in [first]):
-        return None, []
-    return first, steps
-
-
-def _follow(name: str, followed: set[str]) -> None:
-    """Note that a name's value takes its place, once: a second time it is bound to what it is part of."""
-    if name in followed:
-        raise Unsupported("a name bound to itself")
-    followed.add(name)
-
-
-def _axis(kernel: TritonKernel, term: cst.BaseExpression) -> BlockAxis | None:
-    """``offsets[:, None]`` or ``offsets[:, None] * stride``."""
-    stride = ""
-    if isinstance(term, cst.BinaryOperation) and isinstance(term.operator, cst.Multiply):
-        sides = [term.left, term.right]
-        tiles = [s for s in sides if "None" in kernel.source.code(s)]
-        if len(tiles) != 1:
-            return None
-        stride = kernel.source.code(sides[1 - sides.index(tiles[0])])
-        term = tiles[0]
-    if not isinstance(term, cst.Subscript):
-        return None
-    parts = _offsets(kernel, term.value)
-    return BlockAxis(parts[0], parts[1], stride) if parts else None
-
-
-def _offsets(kernel: TritonKernel, node: cst.BaseExpression) -> tuple[str, str] | None:
-    """(start, extent) of ``start + arange(0, extent)`` behind names, casts, wraps and clamps."""
-    starts: list[str] = []
-    extent = ""
-    pending = [node]
-    followed: set[str] = set()
-    while pending:
-        current = pending.pop(0)
-        if (
-            isinstance(current, cst.Call)
-            and isinstance(current.func, cst.Attribute)
-            and current.func.attr.value == "to"
-        ):
-            pending.insert(0, current.func.value)
-        elif isinstance(current, cst.Call) and device_name(kernel.source, current.func) == "minimum":
-            pending.insert(0, current.args[0].value)
-        elif isinstance(current, cst.BinaryOperation) and isinstance(current.operator, cst.Modulo):
-            pending.insert(0, current.left)
-        elif isinstance(current, cst.BinaryOperation) and isinstance(current.operator, cst.Add):
-            pending = [current.left, current.right, *pending]
-        elif isinstance(current, cst.Call) and device_name(kernel.source, current.func) == "arange":
-            stop = argument(current, "end", 1)
-            if stop is None or extent:
-                return None
-            extent = kernel.source.code(stop)
-        elif isinstance(current, cst.Name) and (value := kernel.value_of(current.value)) is not None:
-            names = kernel.definition_closure(current)
-            lines = [p for n in names for p in kernel.bound.get(n, ()) if not isinstance(p, cst.For)]
-            if any(device_calls(kernel.source, p, "arange") for p in lines):
-                _follow(current.value, followed)
-                pending.insert(0, value)
-            else:
-                starts.append(current.value)
-        elif device_calls(kernel.source, current, "load", "arange"):
-            return None
-        else:
-            starts.append(kernel.source.code(current))
-    return (" + ".join(starts) or "0", extent) if extent else None
-
-
-def factors(text: str) -> list[str]:
-    """What an expression is the product of, without spaces around what stands alone; itself, where it is none."""
-
-    def of(node: ast.expr) -> list[str]:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            return [*of(node.left), *of(node.right)]
-        found = ast.unparse(node)
-        return [f"({found})" if isinstance(node, ast.BinOp | ast.IfExp) else found]
-
-    return of(ast.parse(text, mode="eval").body)
-
-
-def with_offsets(
-    kernel: TritonKernel, found: Address, scalars: list[str], steps: list[tuple[str, str]]
-) -> Address | None:
-    """Attribute scalar summands and increments to the axis whose stride they carry."""
-    moves = [(text, "") for text in scalars] + [(count, step) for count, step in steps]
-    columns_last = found.contiguous_columns(kernel)
-    unit = found.columns if columns_last else found.rows
-    other = found.rows if columns_last else found.columns
-    for count, step in moves:
-        parts = factors(step or count)
-        named = other.stride and "".join(other.stride.split()) in parts
-        axis = other if named else unit
-        if axis.stride and axis.stride in parts:
-            parts.remove(axis.stride)
-        amount = " * ".join(parts) or "1"
-        extra = f"{count} * {amount}" if step else amount
-        axis.start = extra if axis.start == "0" else f"{axis.start} + {extra}"
-    return found
-
-
 def _host(kernel: TritonKernel, extent: str) -> str:
     if extent in kernel.constexprs:
         given = kernel.given(extent)
@@ -297,10 +216,12 @@ def _host(kernel: TritonKernel, extent: str) -> str:
     raise Unsupported(f"a tile extent that is no constexpr: {extent}")
 
 
-def _declare(edit: Edit, kernel: TritonKernel, address: Address, columns_last: bool) -> tuple[str, str]:
+def _declare(edit: Edit, kernel: TritonKernel, address: Address) -> tuple[str, str]:
     """Pass a host descriptor of the tensor where there can be one; returns its name in the kernel, and the name of
     whether it is there: a descriptor's rows begin at 16 bytes."""
-    first, second = (address.rows, address.columns) if columns_last else (address.columns, address.rows)
+    first, second = (
+        (address.rows, address.columns) if address.contiguous_columns else (address.columns, address.rows)
+    )
     stem, tensor = address.base.removesuffix("_ptr"), address.tensor
     name, described = kernel.source.fresh(f"{stem}_desc"), kernel.source.fresh(f"{stem.upper()}{_DESCRIBED}")
     if "triton.tools.tensor_descriptor.TensorDescriptor" not in kernel.source.aliases.values():
@@ -319,7 +240,7 @@ def _offset(kernel: TritonKernel, text: str) -> str:
     return f"{kernel.tl}.cast({text}, {kernel.tl}.int32)" if wide and not text.isdigit() else text
 
 
-class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
+class DescriptorLoad(NodeRule[tuple[cst.Call, Address]]):
     """Load a tile through a tensor descriptor instead of a tile of pointers."""
 
     name = "triton_descriptor_load"
@@ -329,7 +250,7 @@ class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
         "freeing the registers and threads that a tile of pointers costs."
     )
 
-    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, Address, bool]]]:
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[cst.Call, Address]]]:
         for call in device_calls(kernel.source, kernel.function, "load"):
             other = argument(call, "other", 2)
             parent = kernel.source.parents.get(call)
@@ -342,15 +263,15 @@ class DescriptorLoad(NodeRule[tuple[cst.Call, Address, bool]]):
                 continue
             try:
                 address = address_of(kernel, call.args[0].value, call)
-                last = address.contiguous_columns(kernel) if address else False
             except Unsupported:
                 continue
             if address is not None:
-                yield f"descriptor for {short(kernel.source, call)}", (call, address, last)
+                yield f"descriptor for {short(kernel.source, call)}", (call, address)
 
-    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, Address, bool]) -> None:
-        call, address, last = payload
-        name, described = _declare(edit, kernel, address, last)
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[cst.Call, Address]) -> None:
+        call, address = payload
+        last = address.contiguous_columns
+        name, described = _declare(edit, kernel, address)
         first, second = (address.rows, address.columns) if last else (address.columns, address.rows)
         tile = f"{name}.load([{_offset(kernel, first.start)}, {_offset(kernel, second.start)}])"
         tile = tile if last else f"{kernel.tl}.trans({tile})"

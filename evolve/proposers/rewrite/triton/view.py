@@ -1,5 +1,6 @@
 """A Triton or Gluon launch as rules see it, and the pieces of a jitted kernel that rules ask for."""
 
+import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +16,6 @@ from tilewright.evolve.proposers.rewrite.dataflow import (
     reads,
     resolve,
     small,
-    statements,
     turn_text,
 )
 from tilewright.evolve.proposers.rewrite.edit import COMMA, Edit, with_keyword
@@ -23,6 +23,11 @@ from tilewright.evolve.proposers.rewrite.place_rule import Place, PlaceRule
 
 LANGUAGES = ("triton.language", "triton.experimental.gluon.language")
 JITS = ("triton.jit", "triton.experimental.gluon.jit")
+
+
+def parsed(text: str) -> ast.expr:
+    """An expression, which may go on over several lines."""
+    return ast.parse(f"({text})", mode="eval").body
 
 
 def device_name(kernel: KernelSource, node: cst.CSTNode) -> str:
@@ -88,15 +93,17 @@ class TritonKernel:
             if p.annotation is not None and self.source.code(p.annotation.annotation).endswith("constexpr")
         }
 
-    @cached_property
-    def loops(self) -> list[cst.For]:
-        return [s for s in statements(self.function.body) if isinstance(s, cst.For)]
-
     def value_of(self, name: str) -> cst.BaseExpression | None:
         """The one expression bound to ``name`` in the kernel."""
         places = self.bound.get(name, [])
         found = assigned_value(places[0]) if len(places) == 1 else None
         return found[1] if found and len(found[0]) == 1 else None
+
+    @cached_property
+    def values(self) -> dict[str, ast.expr]:
+        """The expressions of names that are bound once."""
+        found = {name: self.value_of(name) for name in self.bound}
+        return {n: parsed(self.source.code(v)) for n, v in found.items() if v is not None}
 
     def definition_closure(self, node: cst.CSTNode) -> set[str]:
         """Names ``node`` depends on through every binding in the kernel."""
@@ -228,15 +235,6 @@ def turn_of(kernel: KernelSource, loop: cst.For) -> str | None:
     """The number of a loop's turn, from 0, as a text; None for a loop that ``range_of`` does not read."""
     bounds = range_of(kernel, loop)
     return None if bounds is None else turn_text(kernel.code(loop.target), bounds)
-
-
-def terms(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Summands of a sum of names and products."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
-        yield from terms(node.left)
-        yield from terms(node.right)
-    else:
-        yield node
 
 
 class NodeRule(PlaceRule[TritonKernel, Place]):

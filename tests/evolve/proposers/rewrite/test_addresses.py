@@ -44,7 +44,7 @@ def test_a_descriptor_is_told_a_place_in_32_bits():
     (site,) = rule.sites(kernel := KernelSource(WIDE))
     child = rule.apply(kernel, site, np.random.default_rng(0))
     assert child is not None and check(child.source, entry="launch") == []
-    assert "tl.cast(i_t * BT, tl.int32), 0]" in child.source
+    assert "tl.cast(BT * i_t, tl.int32), 0]" in child.source
 
 
 @pytest.mark.parametrize("size", [96, 42])

@@ -7,7 +7,7 @@ import pytest
 
 from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Case, Trial, load_cases, rewritten, run_checks
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
 from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
@@ -28,14 +28,8 @@ def changed(*pairs, source=CASE.source):
 
 
 def trial(name, source, **point):
-    defaults = read_declarations(source).defaults
-    params = {
-        **{k: CASE.params.get(k, v) for k, v in defaults.items()},
-        "columns": 64,
-        "residents": 1,
-        **point,
-    }
-    return Trial(CASE.name, name, "", source, params)
+    params = {k: CASE.params.get(k, v) for k, v in read_declarations(source).defaults.items()}
+    return Trial(CASE.name, name, "", source, {**params, "columns": 64, "residents": 1, **point})
 
 
 BOUND = "tl.minimum((start_m + 1) * BLOCK_M, N_K)"
@@ -105,18 +99,6 @@ WRITTEN = {
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
     ],
     "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
-    "two loops, of whole tiles and of those on the diagonal": [
-        (LOOP, "".join(
-            LOOP.replace(BASES, "").replace("range(0, " + BOUND, f"range({low}, {high}")
-            .replace("k_ptrs, mask", "k_ptrs + start_n * stride_kn, mask")
-            .replace("v_ptrs, mask", "v_ptrs + start_n * stride_vn, mask")
-            .replace(KEEP, keep)
-            for low, high, keep in (
-                ("0", "start_m * BLOCK_M // BLOCK_N * BLOCK_N", "(start_n + offs_n)[None, :] < N_K"),
-                ("start_m * BLOCK_M // BLOCK_N * BLOCK_N", BOUND, KEEP),
-            )
-        )),
-    ],
     "keys and values behind block pointers that a loop advances": [
         ("    m_i = tl.zeros", "    kb = tl.make_block_ptr(K + (head // shared) * stride_kh, (HEAD, N_K), (1, stride_kn), (0, 0), (HEAD, BLOCK_N), (0, 1))\n    vb = tl.make_block_ptr(V + (head // shared) * stride_vh, (N_K, HEAD), (stride_vn, 1), (0, 0), (BLOCK_N, HEAD), (1, 0))\n    m_i = tl.zeros"),  # noqa: E501
         (LOAD_K, "tl.load(kb, boundary_check=(1,), padding_option='zero')"),
@@ -193,9 +175,7 @@ QUICK = (
 def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
     source = lowered(CASE.source)
     assert check(source, entry="launch") == []
-    assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, (
-        "tiles below the diagonal are not masked"
-    )
+    assert "whole = min(whole, max(1 + BLOCK_M * program_0" in source, "tiles below the diagonal are masked"
     assert "exp2((m_i_unscaled - m_ij_unscaled) * (sm_scale *" in source
     assert "tma.async_copy_shared_to_global(o_desc" in source
     cases, trials = [CASE], [trial(str(point), source, **point) for point in points]
@@ -211,16 +191,11 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
     cases.append(Case("triton/scores far from zero", CASE.source, CASE.params, near))
     trials.append(trial("scores far from zero", source, columns=32))
     trials[-1].kernel = cases[-1].name
-    one = [
-        [entry[0], [entry[1][0], 1, entry[1][2]] if entry[0] in "kv" else entry[1], *entry[2:]]
-        for entry in CASE.inputs
-    ]
-    products = changed(
-        ("k.stride(1)", "k.shape[0] * 0 + k.shape[2]"), ("k.stride(0)", "k.shape[1] * k.shape[2]")
-    )
+    one = [[n, [size[0], 1, size[2]] if n in "kv" else size, *rest] for n, size, *rest in CASE.inputs]
+    strides = ("k.stride(1)", "k.shape[0] * 0 + k.shape[2]"), ("k.stride(0)", "k.shape[1] * k.shape[2]")
     for name, parent in (
         ("one head of keys", CASE.source),
-        ("one head of keys, strides as products", products),
+        ("one head, strides as products", changed(*strides)),
     ):
         cases.append(Case(f"triton/{name}", parent, CASE.params, one))
         trials.append(trial(name, lowered(parent)))
@@ -311,33 +286,156 @@ PLANTED = {
 }  # fmt: skip
 
 
+GRADIENTS = """
+import torch
+import triton
+import triton.language as tl
+
+SPACE = {"BM": (32, 64), "BN": (64,)}
+DEFAULTS = {"BM": 64, "BN": 64}
+CONSTRAINTS = {}
+
+
+@triton.jit
+def of_keys(q, k, v, g, lse, delta, dk, dv, T, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    base = tl.program_id(1) * T * D
+    d = tl.arange(0, D)
+    kt = tl.load(k + base + j[:, None] * D + d[None, :], mask=j[:, None] < T, other=0.0)
+    vt = tl.load(v + base + j[:, None] * D + d[None, :], mask=j[:, None] < T, other=0.0)
+    gk = tl.zeros((BN, D), tl.float32)
+    gv = tl.zeros((BN, D), tl.float32)
+    for i0 in range(tl.program_id(0) * BN // BM * BM, T, BM):
+        i = i0 + tl.arange(0, BM)
+        qt = tl.load(q + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+        gt = tl.load(g + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+        m = tl.load(lse + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+        s = tl.dot(qt, tl.trans(kt)) * scale
+        p = tl.exp(s - m[:, None])
+        p = tl.where((j[None, :] <= i[:, None]) & (i[:, None] < T), p, 0.0)
+        gv += tl.dot(tl.trans(p.to(q.dtype.element_ty)), gt)
+        dp = tl.dot(gt, tl.trans(vt))
+        dl = tl.load(delta + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+        ds = p * (dp - dl[:, None])
+        gk += tl.dot(tl.trans(ds.to(q.dtype.element_ty)), qt)
+    tl.store(dk + base + j[:, None] * D + d[None, :], gk * scale, mask=j[:, None] < T)
+    tl.store(dv + base + j[:, None] * D + d[None, :], gv, mask=j[:, None] < T)
+
+
+@triton.jit
+def of_queries(q, k, v, g, lse, delta, dq, T, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    base = tl.program_id(1) * T * D
+    d = tl.arange(0, D)
+    qt = tl.load(q + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+    gt = tl.load(g + base + i[:, None] * D + d[None, :], mask=i[:, None] < T, other=0.0)
+    m = tl.load(lse + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+    dl = tl.load(delta + tl.program_id(1) * T + i, mask=i < T, other=0.0)
+    gq = tl.zeros((BM, D), tl.float32)
+    for j0 in range(0, (tl.program_id(0) + 1) * BM, BN):
+        j = j0 + tl.arange(0, BN)
+        kt = tl.load(k + base + j[None, :] * D + d[:, None], mask=j[None, :] < T, other=0.0)
+        vt = tl.load(v + base + j[None, :] * D + d[:, None], mask=j[None, :] < T, other=0.0)
+        p = tl.exp(tl.dot(qt, kt) * scale - m[:, None])
+        p = tl.where((j[None, :] <= i[:, None]) & (j[None, :] < T), p, 0.0)
+        ds = p * (tl.dot(gt, vt) - dl[:, None])
+        gq = tl.dot(ds.to(q.dtype.element_ty), tl.trans(kt), gq)
+    tl.store(dq + base + i[:, None] * D + d[None, :], gq * scale, mask=i[:, None] < T)
+
+
+def launch(inputs, params):
+    q, k, v, g, lse, delta = (inputs[n] for n in ("q", "k", "v", "g", "lse", "delta"))
+    h, t, d = q.shape
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    of_keys[triton.cdiv(t, params["BN"]), h](q, k, v, g, lse, delta, dk, dv, t, 0.1, d, params["BM"], params["BN"])
+    of_queries[triton.cdiv(t, params["BN"]), h](q, k, v, g, lse, delta, dq, t, 0.1, d, params["BN"], params["BN"])
+    return dq, dk, dv
+"""
+INPUTS = ("q", "k", "v", "g", "lse", "delta")
+BACKWARD = Case(
+    "triton/gradients", GRADIENTS, dict(read_declarations(GRADIENTS).defaults),
+    [[n, [2, 200, 64] if len(n) == 1 else [2, 200], "float16" if len(n) == 1 else "float32", "normal"] for n in INPUTS],
+)  # fmt: skip
+BACK = (
+    LowerChain().apply(KernelSource(GRADIENTS), LowerChain().sites(KernelSource(GRADIENTS))[0], None).source
+)
+
+
+def gradient(name, source, **point):
+    return Trial(BACKWARD.name, name, "", source, {**read_declarations(source).defaults, **point})
+
+
+def test_gradients_of_attention_keep_their_meaning():
+    """As most write it; the other way, in two loops; with a transposed tile under a name of its own."""
+    begin, end = GRADIENTS.index("    for i0"), GRADIENTS.index("    tl.store(dk")
+    part = GRADIENTS[begin:end].replace("tl.dot(qt, tl.trans(kt))", "tl.dot(kt, tl.trans(qt))")
+    part = part.replace("tl.dot(gt, tl.trans(vt))", "tl.dot(vt, tl.trans(gt))").replace(
+        "j[None, :] <=", "j[:, None] <="
+    )
+    part = re.sub(r"(- m|- dl|<= i|\(i)\[:, None\]", r"\1[None, :]", part)
+    part = re.sub(r"tl\.trans\(((?:p|ds)\.to\([\w.]*\))\)", r"\1", part)
+    low, high = "tl.program_id(0) * BN // BM * BM", "(tl.program_id(0) + 1) * BN"
+    whole = part.replace(low, high).replace("(j[:, None] <= i[None, :]) & (i[None, :] < T)", "i[None, :] < T")
+    own = "gv += tl.dot(tl.trans(p.to(q.dtype.element_ty)), gt)"
+    masked = part.replace(", T, BM", f", tl.minimum({high}, T), BM")
+    written = {
+        "the other way": GRADIENTS[:begin] + masked + whole + GRADIENTS[end:],
+        "named": GRADIENTS.replace(own, "pt = tl.trans(p).to(gt.dtype)\n        gv += tl.dot(pt, gt)"),
+    }  # fmt: skip
+    points = ({"consumers": 3, "columns": 32}, {"laps": 2, "stages_2": 3})
+    cases, trials = [BACKWARD], [gradient(str(p), BACK, **p) for p in points]
+    for name, parent in written.items():
+        cases.append(Case(f"triton/{name}", parent, BACKWARD.params, BACKWARD.inputs))
+        site = LowerChain().sites(KernelSource(parent))[0]
+        trials.append(gradient(name, LowerChain().apply(KernelSource(parent), site, None).source))
+        trials[-1].kernel = cases[-1].name
+    run_checks(cases, trials)
+    assert check(BACK, entry="launch") == [] and BACK.count("gl.warp_specialize") == 6
+    assert [(t.rule, t.reason) for t in trials if not t.ok] == []
+
+
+ONE = re.sub(r"min\((tiles\w*) \* others\w*, 132 \* several\w*\)", "1", BACK)
+PLANTED |= {
+    "a tile is given back while its sums still read it":
+        (BACK.replace("num_outstanding=0, deps=(gv, gk", "num_outstanding=1, deps=(gv, gk"),
+         f"{READ}|before it is waited for"),
+    "rows are read before their copy has landed":
+        (without("mbarrier.wait(v_ready.index(stage), phase)", BACK), f"{UNWRITTEN}|deadlock|arrivals"),
+    "a product is used before it is waited for":
+        (BACK.replace("num_outstanding=1, deps=(partial_0,)", "num_outstanding=2, deps=(partial_0,)"),
+         "before it is waited for"),
+    "tiles that stay are overwritten for the next ones":
+        (without("mbarrier.wait(q_empty.index(each), q_phase)", ONE), f"{READ}|arrivals|by a copy|{WRITTEN_TO}"),
+    "the second sums are put where the first are stored from":
+        (BACK.replace("tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))\n            tma.store_wait(0)", "tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))"),  # noqa: E501
+         "over shared memory that a copy .*may still read"),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def faults():
     found = {
-        name: (packed if "cleared" in source else trial)(name, source)
+        name: (packed if "cleared" in source else gradient if "of_keys" in source else trial)(name, source)
         for name, (source, _) in PLANTED.items()
     }
-    run_checks([CASE, SEQUENCES], list(found.values()))
+    run_checks([CASE, SEQUENCES, BACKWARD], list(found.values()))
     return found
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name, faults):
     source, reason = PLANTED[name]
-    assert source not in (RIGHT, CUT)
+    assert source not in (RIGHT, CUT, BACK)
     assert not faults[name].ok
     assert re.search(reason, faults[name].reason), faults[name].reason
 
 
 @pytest.mark.slow  # quicker: that of a product in test_lowering
 def test_the_schedule_is_hoppers_and_spills_nothing(tmp_path):
-    tensors = [
-        {"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in (("q", 4), ("k", 2), ("v", 2))
-    ]
-    out = {"name": "c", "shape": [512, 4, 128], "dtype": "float16"}
-    point = {**read_declarations(RIGHT).defaults}
-    shapes = [{"id": "one", "inputs": tensors, "outputs": [out]}]
-    found = compiled_ahead([(RIGHT, point, shapes)], str(tmp_path), processes=1, seconds=280.0)
+    heads = (("q", 4), ("k", 2), ("v", 2), ("c", 4))
+    *tensors, out = [{"name": n, "shape": [512, h, 128], "dtype": "float16"} for n, h in heads]
+    shapes, point = [{"id": "one", "inputs": tensors, "outputs": [out]}], read_declarations(RIGHT).defaults
+    found = compiled_ahead([(RIGHT, dict(point), shapes)], str(tmp_path), processes=1, seconds=280.0)
     assert not found["failed"] and not found["late"], found
     (code,) = tmp_path.rglob("*.ptx")
     text = code.read_text()
@@ -354,11 +452,7 @@ def test_the_grid_counts_the_new_tiles_however_it_is_quoted():
     ("old", "new", "reason"),
     [
         ("        qk *= sm_scale\n", "        qk *= sm_scale\n        tl.atomic_add(Out, 1.0)\n", "atomics"),
-        (
-            "< N_K, other=0.0)\n        qk =",
-            "< N_K, other=1.0)\n        qk =",
-            "padded with something other than zero",
-        ),
+        ("< N_K, other=0.0)\n        qk =", "< N_K, other=1.0)\n        qk =", "padded with something"),
         ("tl.dot(q, k)", "tl.dot(q, k * 2)", "an operand computed by k \\* 2"),
         ("tl.dot(q, k)", "tl.dot(q, k) + tl.sum(acc)", "needs the second's sums"),
         ("K + (head // shared) * stride_kh", "K + start_m * stride_kh", "no axis of the grid"),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader, conjuncts, constant
 from tilewright.evolve.proposers.rewrite.gluon.statements import names_in
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.sums import Sum, SumReader, conjuncts, constant
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 
@@ -108,19 +108,11 @@ class BoxReader:
         width = limits.get(inner)
         conditions += [f"{text} in {tensor}.stride()" for _, text in outer]
         return Box(
-            root,
-            tensor,
-            outer,
-            start.text(),
-            self._host(stride),
-            self._host(limit[1]) if limit is not None and here else "",
-            rows,
-            columns,
-            self._width(width, columns),
-            inner == 0,
-            tuple(conditions),
+            root, tensor, outer, start.text(), self._host(stride),
+            self._host(limit[1]) if limit is not None and here else "", rows, columns,
+            self._width(width, columns), inner == 0, tuple(conditions),
             limit[1] - limit[0] if limit is not None and not here else None,
-        )
+        )  # fmt: skip
 
     def _root(self, node: ast.expr) -> str:
         """The parameter that an address begins with."""

@@ -13,7 +13,7 @@ from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, SumReader
+from tilewright.evolve.proposers.rewrite.gluon.chain.several import Operand, Product, arranged
 from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import bound_once, written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -23,6 +23,8 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
     names_in,
     sliced,
 )
+from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.sums import Sum, SumReader
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 
@@ -61,9 +63,44 @@ class Chain:
     positive: str = ""
     """What the host must find true of that factor."""
 
+    several: tuple[Product, ...] = ()
+    """Of a step of several, all products; their statements stand in ``middle``, ``first`` is that of one of them."""
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        two = (
+            Product(self.first, 0, turned=self.key.turned),
+            Product(self.first, 1, 0, self.operand, self.sums),
+        )
+        return self.several or two
+
+    def sequence(self, middle: Sequence[Statement]) -> list[Statement | Product]:
+        """A step's products among the statements between them."""
+        if not self.several:
+            return [self.products[0], *middle, self.products[1]]
+        return [next((p for p in self.several if p.statement is s), s) for s in middle]
+
+    @property
+    def firsts(self) -> tuple[Statement, ...]:
+        return tuple(p.statement for p in self.products if not p.sums)
+
+    @property
+    def added(self) -> tuple[Statement, ...]:
+        """Statements of products that are added to sums."""
+        return tuple(p.statement for p in self.several if p.sums)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Texts of the sums' left operands."""
+        return tuple(p.left for p in self.products if p.sums)
+
+    @property
+    def all_sums(self) -> set[str]:
+        return {p.sums for p in self.products if p.sums}
+
     @property
     def body(self) -> tuple[Statement, ...]:
-        return (*self.early, self.first, *self.middle, *self.late)
+        return (*self.early, *(() if self.several else (self.first,)), *self.middle, *self.late)
 
     @property
     def carried(self) -> set[str]:
@@ -73,7 +110,7 @@ class Chain:
         for statement in self.body:
             found |= statement.reads - bound
             bound |= statement.writes
-        return (found & bound) | {self.sums}
+        return (found & bound) | self.all_sums
 
 
 @dataclass(frozen=True)
@@ -81,9 +118,11 @@ class Chains:
     """What ``read`` finds: loops with statements around them. ``between[i]`` stands before loop i."""
 
     kernel: TritonKernel
-    query: Box
+    queries: tuple[Box, ...]
+    """The tiles that stay, one or two."""
+
     query_names: frozenset[str]
-    """Of the tile that is loaded, and of what is made of it."""
+    """Of the tiles, and of what is made of them."""
 
     prepared: tuple[Statement, ...]
     """What is made of the tile before the loops."""
@@ -104,6 +143,10 @@ class Chains:
     sums: SumReader
     absent: str
     """Where it holds, a program does nothing; "" where all do something."""
+
+    @property
+    def query(self) -> Box:
+        return self.queries[0]
 
     @property
     def rows(self) -> str:
@@ -182,10 +225,11 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     if not places:
         raise Unsupported("no loop with two products")
     dots = sum(len(calls(s.node, kernel.tl, "dot")) for s in body)
-    if dots != 2 * len(places):
-        raise Unsupported("more or fewer than two products in a loop")
     bound = _bound(body, parameters)
     loops, left = [], set[str]()
+    before = body[: places[0]]
+    if dots != 2 * len(places):
+        return _several(kernel, body, places, bound, grid, found, absent)
     for place in places:
         loop = body[place].node
         assert isinstance(loop, ast.For)
@@ -197,7 +241,6 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
         or len({(c.sums, c.key.extents, c.value.extents, c.key.tensor, c.value.tensor) for c in loops}) != 1
     ):
         raise Unsupported("loops of different operands")
-    before = body[: places[0]]
     name = left.pop()
     query, names, prepared = _query(kernel, name, before, bound)
     between = [tuple(s for s in before if not s.writes & names)]
@@ -208,20 +251,83 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     if axis >= len(grid):
         raise Unsupported("a grid with fewer axes than the kernel asks for")
     return Chains(
-        kernel,
-        query,
-        names,
-        prepared,
-        tuple(loops),
-        tuple(parts[:-1]),
-        parts[-1],
-        grid,
-        found,
-        axis,
-        bound,
-        sums,
+        kernel, (query,), names, prepared, tuple(loops), tuple(parts[:-1]), parts[-1], grid, found, axis, bound, sums,
         absent,
+    )  # fmt: skip
+
+
+def _several(
+    kernel: TritonKernel, body: Sequence[Statement], places: Sequence[int], bound: Mapping[str, ast.expr],
+    grid: tuple[str, ...], found: str, absent: str,
+) -> Chains:  # fmt: skip
+    """Loops of more than two products, all of the same tiles."""
+    before, made = body[: places[0]], [_steps(kernel, body, place, places[0], bound) for place in places]
+    (stay, first), loops = made[0], [loop for _, loop in made]
+    boxes, moved = tuple(o.box for o in stay), (first.key, first.value)
+    alike = all(
+        [o.box for o in tiles] == list(boxes)
+        and (loop.key, loop.value) == moved
+        and loop.all_sums == first.all_sums
+        for tiles, loop in made
     )
+    ranks = {len(b.outer) for b in (*boxes, *moved)}
+    rows = len({b.rows for b in boxes}) + len({b.rows for b in moved})
+    if not alike or absent or len(ranks) != 1 or rows != 2:
+        raise Unsupported("several products of tiles of several shapes")
+    wide = sorted({in_host(kernel, b.columns) for b in (*boxes, *moved)})
+    whole = " and ".join(filter(None, [found, *(f"{wide[0]} == {one}" for one in wide[1:])]))
+    names = frozenset[str]().union(*(o.names for o in stay))
+    axes = {_shared_axis(loops, box, body) for box in boxes}
+    if len(axes) != 1 or max(axes) >= len(grid):
+        raise Unsupported("no axis of the grid along which programs share what their loops load")
+    between = [tuple(s for s in before if not s.writes & names)]
+    between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
+    return Chains(
+        kernel, boxes, names, (), tuple(loops), tuple(between), tuple(body[places[-1] + 1 :]), grid, whole, axes.pop(),
+        bound, SumReader(kernel.tl, bound, {}), "",
+    )  # fmt: skip
+
+
+def _steps(
+    kernel: TritonKernel, body: Sequence[Statement], place: int, first_place: int, bound: Mapping[str, ast.expr]
+) -> tuple[tuple[Operand, ...], Chain]:  # fmt: skip
+    """The tiles that stay, and the loop at ``place``, of several products."""
+    tl, loop = kernel.tl, body[place].node
+    assert isinstance(loop, ast.For)
+    start, stop, step = _range(loop, tl)
+    variable = ast.unparse(loop.target)
+    inside = [s for s in map(Statement, loop.body) if not is_idle(s, tl)]
+    inside, running = _without_advances(inside, variable, start, step, bound, tl)
+    boxes, before = BoxReader(kernel, SumReader(tl, bound, running), variable), body[:first_place]
+
+    def operand(node: ast.expr) -> Operand | None:
+        inner, turned = _turned(node, tl)
+        root = ast.unparse(inner)
+        if any(root in s.writes for s in before) and not any(root in s.writes for s in inside):
+            box, names, prepared = _query(kernel, root, before, bound)
+            if prepared:
+                raise Unsupported("several products of a tile that is made of another one")
+            return Operand(names, replace(box, turned=box.turned ^ turned), False)
+        try:
+            name, box = _tile(boxes, node, inside, tl)
+        except Unsupported:
+            if any(calls(s.node, tl, "load") for s in inside if root in s.writes):
+                raise
+            return None  # the step's own
+        return Operand(frozenset({name}), box, True)
+
+    made = arranged(inside, before, operand, lambda statement, call: _added(statement, call, tl), tl)
+    begun = min(made.body.index(p.statement) for p in made.products)
+    early, hot = made.body[:begun], made.body[begun:]
+    first = next(p.statement for p in made.products if not p.sums)
+    last = [p for p in made.products if p.sums][-1]
+    tiles = frozenset[str]().union(*(o.names for o in made.loaded))
+    key, value = (replace(o.box, turned=False) for o in made.loaded)
+    chain = Chain(
+        variable, start, stop, step, "", key, value, early, first, hot, (), last.left, last.sums, tiles,
+        several=made.products,
+    )  # fmt: skip
+    return tuple(replace(o, box=replace(o.box, turned=False)) for o in made.stay), chain
 
 
 def _without_returns(body: Sequence[Statement], tl: str) -> tuple[list[Statement], str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import expanded
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, device_call, names_in
+from tilewright.evolve.proposers.rewrite.sums import expanded
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 if TYPE_CHECKING:

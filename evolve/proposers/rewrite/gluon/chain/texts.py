@@ -86,7 +86,7 @@ def {place_of}(lap, tiles, others, heads):
 PRODUCER = '''
 @gluon.jit
 def {kernel}_producer(
-    q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {bars},
+    q_desc, {r_desc}k_desc, v_desc, {numbers}{fixed_given}{k_stages}, {v_stages}, {bars},
     {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):
     """Keep the ring full with what the loops load; each group's left operand comes behind their first copy."""
@@ -108,11 +108,19 @@ for each in gl.static_range(CONSUMERS):
     {mine} = min({row} * CONSUMERS + each, {last})
     <query_scalars>
     mbarrier.wait(q_empty.index(each), {q_phase})
-    mbarrier.expect(q_ready.index(each), 2 * ({ROWS}) * ({DEPTH}))
+    mbarrier.expect(q_ready.index(each), {q_bytes} * ({ROWS}) * ({DEPTH}))
     tma.async_copy_global_to_shared(q_desc, [{q_at}], q_ready.index(each), {q_stages}.index(each))
+    <r_copied>
 {q_phase} ^= 1
 {mine} = min({row} * CONSUMERS, {last})
 """
+
+SECOND_FIXED = {
+    "copied": "tma.async_copy_global_to_shared(r_desc, [{r_at}], q_ready.index(each), {r_stages}.index(each))",
+    "view": "{r_now} = {r_stages}.index(GROUP).reshape([{ROWS}, {DEPTH}])",
+    "made": "{r_stages} = gl.allocate_shared_memory(r_desc.dtype, [CONSUMERS, {r_box}], Q_LAYOUT)",
+}
+"""Of a second tile that stays, which comes with the first."""
 
 PRODUCER_LOOP = """
 {first}, {count} = {kernel}_span_{number}({programs}{last}, {step_arguments}CONSUMERS)
@@ -137,7 +145,7 @@ for {turn} in range({count}):
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, {o_stages}, {bars},
+    o_desc, {p_desc}{numbers}{fixed_given}{k_stages}, {v_stages}, {o_stages}, {bars},
     {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr,
     GROUP: gl.constexpr
 ):
@@ -151,6 +159,7 @@ def {kernel}_consumer(
     {phase} = 0
     {q_phase} = 0
     {q_now} = {q_stages}.index(GROUP).reshape([{ROWS}, {DEPTH}])
+    <r_view>
     for {lap} in range({all_laps}):
         {row}, {other}, {there} = {place_of}({lap}, {tiles}, {others}, {heads})
         if {there}:
@@ -185,21 +194,11 @@ ADVANCE = """
 {phase} = gl.where({wrapped}, {phase} ^ 1, {phase})
 """
 
-BEGIN_SCORES = """
-mbarrier.wait(k_ready.index({stage}), {phase})
-{partial} = warpgroup_mma({q_now}, {k_now}, {nothing}, use_acc=False, is_async=True)
-"""
-
-END_SCORES = """
-{partial} = warpgroup_mma_wait(num_outstanding=0, deps=({partial},))
-mbarrier.arrive(k_empty.index({stage}), count=1)
-"""
-
 STORE = """
 tma.store_wait(0)
-{o_stages}.index(GROUP).reshape([{ROWS}, {WIDTH}]).store(({value}).to(o_desc.dtype))
+{o_stages}.index(GROUP).reshape([{ROWS}, {WIDTH}]).store(({value}).to({to}.dtype))
 fence_async_shared()
-tma.async_copy_shared_to_global(o_desc, [{o_at}], {o_stages}.index(GROUP))
+tma.async_copy_shared_to_global({to}, [{o_at}], {o_stages}.index(GROUP))
 """
 
 SKIP = """
@@ -218,61 +217,23 @@ CONSUMER_LOOP = """
 {own_first}, {own} = {kernel}_steps_{number}({programs}{step_arguments})
 {skipped} = ({own_first} - {first}) // ({step})
 <before>
-<whole_steps>
 <skip_first>
+<whole_steps>
 if OVERLAP:
     if {own} > 0:
         {variable_first} = {own_first}
-        <early_first>
-        <scores_alone>
-        <release_first>
-        <middle_first>
-        {operand} = gl.convert_layout({operand_text_first}, {operand_layout})
-        <late_first>
-        {held} = {stage}
-        {held_phase} = {phase}
-        <advance>
+        <step_first>
         for {masked} in gl.static_range({phases}):
             for {turn} in range({begin_first}, {end}):
                 {variable} = {own_first} + {turn} * ({step})
-                <early>
-                <begin_scores>
-                mbarrier.wait(v_ready.index({held}), {held_phase})
-                {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
-                {partial} = warpgroup_mma_wait(num_outstanding=1, deps=({partial},))
-                mbarrier.arrive(k_empty.index({stage}), count=1)
-                <release_last>
-                <middle>
-                {operand}_next = gl.convert_layout({operand_text}, {operand_layout})
-                # both pass at once: without them the compilers put the weights behind the wait for the sums
-                {operand}_next = warpgroup_mma_wait(num_outstanding=1, deps=({operand}_next,))
-                mbarrier.wait(v_ready.index({held}), {held_phase})
-                {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
-                mbarrier.arrive(v_empty.index({held}), count=1)
-                {operand} = {operand}_next
-                <late>
-                {held} = {stage}
-                {held_phase} = {phase}
-                <advance>
-        mbarrier.wait(v_ready.index({held}), {held_phase})
-        {sums} = warpgroup_mma({operand}, {v_held}, {sums}, is_async=True)
-        {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
-        mbarrier.arrive(v_empty.index({held}), count=1)
+                <step_next>
+        <step_last>
     <release_none>
 else:
     for {masked} in gl.static_range({phases}):
         for {turn} in range({begin}, {end}):
             {variable} = {own_first} + {turn} * ({step})
-            <early>
-            <scores_alone>
-            <middle>
-            {operand} = gl.convert_layout({operand_text}, {operand_layout})
-            <late>
-            mbarrier.wait(v_ready.index({stage}), {phase})
-            {sums} = warpgroup_mma({operand}, {v_now}, {sums}, is_async=True)
-            {sums}, {operand} = warpgroup_mma_wait(num_outstanding=0, deps=({sums}, {operand}))
-            mbarrier.arrive(v_empty.index({stage}), count=1)
-            <advance>
+            <step_alone>
     <release>
 <skip_last>
 """
@@ -288,11 +249,12 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit(do_not_specialize=[{unspecialized}])
 def {kernel}(
-    q_desc, k_desc, v_desc, o_desc, {numbers}{entry_parameters}STAGES: gl.constexpr,
+    q_desc, {r_desc}k_desc, v_desc, o_desc, {p_desc}{numbers}{entry_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
     Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
 ):
     {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_box}], Q_LAYOUT)
+    <r_made>
     {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_box}], K_LAYOUT)
     {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_box}], V_LAYOUT)
     {o_stages} = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, {o_box}], O_LAYOUT)
@@ -309,11 +271,11 @@ def {kernel}(
 """
 
 _CONSUME = (
-    "({kernel}_consumer, (o_desc, {numbers}{q_stages}, {k_stages}, {v_stages}, "
+    "({kernel}_consumer, (o_desc, {p_desc}{numbers}{fixed_given}{k_stages}, {v_stages}, "
     "{o_stages}, {bars}, {consumer_arguments}STAGES, CONSUMERS, OVERLAP, NUMBER)),"
 )
 _PRODUCE = (
-    "({kernel}_producer, (q_desc, k_desc, v_desc, {numbers}{q_stages}, {k_stages}, "
+    "({kernel}_producer, (q_desc, {r_desc}k_desc, v_desc, {numbers}{fixed_given}{k_stages}, "
     "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS)),"
 )
 
@@ -326,7 +288,7 @@ several = {residents} or 1 + int({width} <= 64 and {last} < 32)
 <chosen>
 # as many programs as the registers of a multiprocessor suffice for
 several = max(1, min(several, 512 // (({consumers} or 2) + 1) // ({rows} * max({columns}, {width}) // 128 + 40)))
-{groups} = {consumers} or (3 if several < 2 and {rows} * ({columns} + {width}) <= 12288 else 2)
+{groups} = {consumers} or (3 if several < 2 and {rows} * ({spread}) <= {three} else 2)
 {tiles} = {last} // {groups} + 1
 {others} = {grid_of_others}
 {many} = min({tiles} * {others}, 132 * several)
@@ -346,13 +308,14 @@ o_layout = gl.NVMMASharedLayout(min(128, {o_bytes} * {width}), 8 * {o_bytes}, ra
 begun = min(248, 512 // ({groups} + 1) // several // 8 * 8)
 registers = min(240, (begun * ({groups} + 1) - {producer_registers}) // {groups} // 8 * 8)
 # as many stages as shared memory has room for
-room = 225000 // several - {rows} * {groups} * (2 * {depth} + {o_bytes} * {width})
+room = 225000 // several - {rows} * {groups} * ({tiles_kept} * {depth} + {o_bytes} * {width})
 stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
 {kernel}[({many},)](
     q_desc={q_desc},
     k_desc={k_desc},
     v_desc={v_desc},
     o_desc={o_desc},
+    <more_descs>
     {tiles}={tiles},
     {others}={others},
     {last}={last},
@@ -360,7 +323,7 @@ stages = max(1, min({stages}, room // (2 * {columns} * ({depth} + {width}))))
     {all_laps}=int({all_laps}),
     {sizes_given}{given}STAGES=stages,
     CONSUMERS={groups},
-    OVERLAP={overlap} and stages > 1 and {rows} * ({columns} + {width}) // 128 <= registers - 96,
+    OVERLAP={overlap} and stages > 1 and {rows} * ({spread}) // 128 <= registers - {beside},
     Q_LAYOUT=q_layout,
     K_LAYOUT=k_layout,
     V_LAYOUT=v_layout,

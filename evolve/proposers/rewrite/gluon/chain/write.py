@@ -8,13 +8,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.evolve.proposers.rewrite.base import Unsupported
+import numpy as np
+
+from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Site, Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, parameters
 from tilewright.evolve.proposers.rewrite.edit import Edit
 from tilewright.evolve.proposers.rewrite.gluon.chain import texts
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader, apart, described
 from tilewright.evolve.proposers.rewrite.gluon.chain.read import Chain, Chains, program, read
-from tilewright.evolve.proposers.rewrite.gluon.chain.sums import Sum, conjuncts, constant, expanded
+from tilewright.evolve.proposers.rewrite.gluon.chain.steps import StepText
 from tilewright.evolve.proposers.rewrite.gluon.chain.texts import CONSTRAINTS, SPACE
 from tilewright.evolve.proposers.rewrite.gluon.device import with_product
 from tilewright.evolve.proposers.rewrite.gluon.host import read_parameter, spare_launch
@@ -30,6 +32,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 )
 from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed, only
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
+from tilewright.evolve.proposers.rewrite.sums import Sum, conjuncts, constant, expanded
 from tilewright.evolve.proposers.rewrite.triton.view import SPARE, NodeRule, TritonKernel
 
 
@@ -53,9 +56,11 @@ class LowerChain(NodeRule[Chains]):
         yield f"two products for {chains.query.tensor} x {loop.key.tensor} x {loop.value.tensor}", chains
 
     def change(self, edit: Edit, kernel: TritonKernel, payload: Chains) -> None:
-        if set(TAKEN) & kernel.source.identifiers:
+        if set(TAKEN) & kernel.source.identifiers and not lowered(kernel.source):
             raise Unsupported("a module that uses the names Gluon's imports would get")
         space = dict(SPACE)
+        if payload.loops[0].several:
+            space["rows"], space["columns"] = ((64,), 64), ((0, 32, 64), 0)
         for key in ("rows", "columns"):
             extent = getattr(payload, key)
             if extent.isdigit() or (key == "columns" and extent == payload.rows):
@@ -81,14 +86,32 @@ class LowerChain(NodeRule[Chains]):
         text = ChainText(edit, payload, tunables)
         edit.insert_before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
         edit.replace_statement(kernel.source.statement(kernel.launch()), text.launches())
-        edit.imports += IMPORTS
+        edit.imports += () if lowered(kernel.source) else IMPORTS
+
+    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+        """With all other kernels of the source that the rule finds a place in."""
+        made = super().apply(kernel, site, rng)
+        while made is not None:
+            further = KernelSource(made.source)
+            try:
+                more = super().apply(further, self.sites(further)[0], rng)
+            except (Unsupported, IndexError):
+                return made
+            assert more is not None
+            made = RewrittenKernel(more.source, {**made.added, **more.added}, (*made.dropped, *more.dropped))
+        return made
+
+
+def lowered(source: KernelSource) -> bool:
+    """Whether another kernel of it is."""
+    return IMPORTS[-1] in source.source
 
 
 NAMES = (
     "tiles others last lap row other stage phase q_phase q_stages k_stages v_stages bars "
     "q_now nothing scores out operand_layout partial operand held held_phase wrapped turn first count "
     "query heads all_laps many there groups own_first own skipped whole masked o_stages keys "
-    "k_bar v_bar k_landed v_landed q_rows k_rows v_rows"
+    "k_bar v_bar k_landed v_landed q_rows k_rows v_rows r_stages r_now"
 )
 """That the new kernel binds."""
 
@@ -171,21 +194,25 @@ class ChainText:
         self.names |= {name: self.source.fresh(name) for name in functions}
         self.grid = chains.grid
         self.order = [p.name.value for p in parameters(self.kernel.function)]
-        self.results = {n for loop in chains.loops for s in loop.body for n in s.writes} | {
-            chains.loops[0].sums
-        }
+        self.sums = chains.loops[0].all_sums
+        self.results = {n for loop in chains.loops for s in loop.body for n in s.writes} | self.sums
         outer = [s for part in chains.between for s in part] + list(chains.after)
         self.dependent = affected(outer, self.results)
         self.stored = self._stored()
         loop = chains.loops[0]
-        self.boxes = {"q": chains.query, "k": loop.key, "v": loop.value, "o": self.stored[2]}
+        self.fixed = dict(zip("qr", chains.queries, strict=False))
+        self.kept = dict(zip("op", self.stored, strict=False))
+        """What is stored by bulk copies: statement, value and box."""
+
+        stores = {n: box for n, (_, _, box) in self.kept.items()}
+        self.boxes = {**self.fixed, "k": loop.key, "v": loop.value, **stores}
+        if loop.several and len({len(box.outer) for box in self.boxes.values()}) > 1:
+            raise Unsupported("tiles of tensors of several ranks")
         copied = [pair for c in chains.loops for pair in (("k", c.key), ("v", c.value))]
         self.cut = list(dict.fromkeys(which for which, box in copied if box.there is not None))
         """Of copies, those whose last rows may be another's, which only the device knows."""
 
-        self.of_sums = (
-            affected([Statement(n.node) for n in outer], {chains.loops[0].sums}) - self._rows_of_scores()
-        )
+        self.of_sums = affected([Statement(n.node) for n in outer], self.sums) - self._rows_of_scores()
 
     def _fresh(self, name: str, used_names: Collection[str]) -> str:
         found = self.source.fresh(name)
@@ -195,7 +222,7 @@ class ChainText:
 
     def _rows_of_scores(self) -> set[str]:
         """Names that loops carry beside the sums."""
-        return {n for loop in self.chains.loops for n in loop.carried} - {self.chains.loops[0].sums}
+        return {n for loop in self.chains.loops for n in loop.carried} - self.sums
 
     # -- which statements and parameters -----------------------------------------------------------------
 
@@ -241,9 +268,9 @@ class ChainText:
         tiles |= dict.fromkeys(self.chains.query_names, self.names["q_stages"])
         return ChainCarrier(self.chains, self.names, {**tiles, **(renamed or {})})
 
-    def _plain(self, text: str) -> str:
-        """An expression in Gluon's words."""
-        return self._carrier().expression(text)
+    def expression(self, text: str, renamed: Mapping[str, str] | None = None) -> str:
+        """In Gluon's words."""
+        return self._carrier(renamed).expression(text)
 
     def _programs(self, mine: str = "") -> str:
         own = mine or program(self.chains.axis)
@@ -261,51 +288,41 @@ class ChainText:
             split = "\n".join(f"{program(a)} = {names['other']}" for a in others)
         loop = chains.loops[0]
         table = {
-            **names,
-            "advance": filled(texts.ADVANCE, names),
-            "kernel": self.entry,
-            "programs": self._programs(),
-            "programs_next": self._programs("following"),
+            **names, "advance": filled(texts.ADVANCE, names), "kernel": self.entry,
+            "programs": self._programs(), "programs_next": self._programs("following"),
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
-            "mine": program(chains.axis),
-            "programs_of_other": split,
-            "numbers": listed(self.numbers),
-            "ROWS": chains.rows,
-            "COLUMNS": chains.columns,
-            "WIDTH": chains.width,
-            "DEPTH": chains.depth,
-            "q_at": self._at(chains.query),
-            "query_scalars": self._lines(self._scalars(chains.query.reads)),
+            "mine": program(chains.axis), "programs_of_other": split, "numbers": listed(self.numbers),
+            **{n.upper(): getattr(chains, n) for n in ("rows", "columns", "width", "depth")},
+            **{f"{n}_at": self._at(box) for n, box in self.fixed.items()},
+            **{f"{n}_desc": f"{n}_desc, " if n in self.boxes else "" for n in "rp"},
+            "fixed_given": f"{names['q_stages']}, " + f"{names['r_stages']}, " * ("r" in self.fixed),
+            "q_bytes": str(2 * len(self.fixed)),
             **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
             "landings": "\n".join(f"{names[f'{which}_landed']} = 0" for which in self.cut),
-            "one_more": " + 1" if self.cut else "",
-            "producer_registers": self.producer_registers,
-        }
+            "one_more": " + 1" if self.cut else "", "producer_registers": self.producer_registers,
+        }  # fmt: skip
         self.table = table
-        producing = self._reads(self._scalars(chains.query.reads)) | chains.query.reads
+        table |= {
+            f"r_{n}": filled(text, table) if "r" in self.fixed else ""
+            for n, text in texts.SECOND_FIXED.items()
+        }
+        reads = set[str]().union(*(box.reads for box in chains.queries))
+        table["query_scalars"] = self.lines(self._scalars(reads))
+        producing = self._reads(self._scalars(reads)) | reads
         loops, query = [], filled(texts.QUERY, table)
         for number, each in enumerate(chains.loops):
             wanted = each.key.reads | each.value.reads
             scalars = self._scalars(wanted)
             producing |= self._reads(scalars) | wanted | self._step_names(number)
             parts = [self._partial(n, b, each.variable) for n, b in (("k", each.key), ("v", each.value))]
-            loops.append(
-                filled(
-                    texts.PRODUCER_LOOP,
-                    {
-                        **table,
-                        **self._steps(number),
-                        **parts[0][1],
-                        **parts[1][1],
-                        "copy_scalars": "\n".join([self._lines(scalars), *(text for text, _ in parts)]),
-                        "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
-                        "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
-                        "variable": each.variable,
-                        "k_at": self._at(each.key),
-                        "v_at": self._at(each.value),
-                    },
-                )
-            )
+            table_of_loop = {
+                **table, **self._steps(number), **parts[0][1], **parts[1][1],
+                "copy_scalars": "\n".join([self.lines(scalars), *(text for text, _ in parts)]),
+                "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
+                "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
+                "variable": each.variable, "k_at": self._at(each.key), "v_at": self._at(each.value),
+            }  # fmt: skip
+            loops.append(filled(texts.PRODUCER_LOOP, table_of_loop))
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
         there = chains.query.there
@@ -314,21 +331,17 @@ class ChainText:
         made_of = dict.fromkeys(chains.query_names, names["query"])
         begun = [
             f"{program(chains.axis)} = min({names['row']} * CONSUMERS + GROUP, {names['last']})",
-            self._lines(scalars),
+            self.lines(scalars),
         ]
         if there is not None:
-            begun.append(filled(texts.CUT, {**table, "rows": self._plain(there.text())}))
+            begun.append(filled(texts.CUT, {**table, "rows": self.expression(there.text())}))
         if chains.prepared:
-            begun.append(filled(texts.PREPARED, {**table, "prepare": self._lines(chains.prepared, made_of)}))
+            begun.append(filled(texts.PREPARED, {**table, "prepare": self.lines(chains.prepared, made_of)}))
         prepared = "\n".join(begun) if len(begun) > 2 else ""
-        consuming |= (
-            own
-            | self._reads([*scalars, *chains.prepared])
-            | finished
-            | {chains.rows, chains.columns, chains.width, chains.depth}
-        )
-        producing |= {chains.rows, chains.columns, chains.width, chains.depth}
-        boxes = {chains.rows, chains.depth, chains.columns, chains.width, loop.key.columns, loop.value.rows}
+        extents = {chains.rows, chains.columns, chains.width, chains.depth}
+        consuming |= own | self._reads([*scalars, *chains.prepared]) | finished | extents
+        producing |= extents
+        boxes = {*extents, loop.key.columns, loop.value.rows}
         made = {}
         names_of = {"producer": producing, "consumer": consuming, "entry": producing | consuming | boxes}
         for kind, wanted in names_of.items():
@@ -336,14 +349,13 @@ class ChainText:
         self.passed = [n for n in self.order if n in names_of["entry"]]
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
-        return {
-            **table,
-            **made,
+        parts_of_text = {
             "loops": "\n".join(loops),
             "after": after,
             "consumer_loops": consumed,
             "prepared": prepared,
         }
+        return {**table, **made, **parts_of_text}
 
     @property
     def producer_registers(self) -> str:
@@ -359,14 +371,14 @@ class ChainText:
         slots = {name: names[f"{which}_{name}"] for name in ("rows", "bar", "landed")}
         table = {
             **names, **slots, "which": which, "ROWS": box.rows, "WIDTH": box.columns,
-            "view": self._stage(which, box, "stage", False),
-            "moving": f" + {self._plain(moving.text())}" if moving.parts else "",
+            "view": self.stage(which, box, "stage", False),
+            "moving": f" + {self.expression(moving.text())}" if moving.parts else "",
         }  # fmt: skip
         made = {
             f"{which}_{n}": filled(t, table)
             for n, t in (("partial", texts.PARTIAL), ("landed", texts.LANDED))
         }
-        fixed = f"{slots['rows']} = {self._plain((box.there - moving).text())}"
+        fixed = f"{slots['rows']} = {self.expression((box.there - moving).text())}"
         return fixed, {f"{which}_bar": slots["bar"], **made}
 
     def _step_names(self, number: int) -> set[str]:
@@ -382,16 +394,11 @@ class ChainText:
         )
         bounds = (loop.start, stop, loop.step)
         declared, passed = self._parameters(self._step_names(number))
-        start, stop, step = (self._plain(t) for t in bounds)
+        start, stop, step = (self.expression(t) for t in bounds)
         return {
-            "number": str(number),
-            "scalars": self._lines(self._scalars(self._reads((), *bounds))),
-            "step_parameters": declared,
-            "step_arguments": passed,
-            "start": start,
-            "stop": stop,
-            "step": step,
-        }
+            "number": str(number), "scalars": self.lines(self._scalars(self._reads((), *bounds))),
+            "step_parameters": declared, "step_arguments": passed, "start": start, "stop": stop, "step": step,
+        }  # fmt: skip
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
         scalars = "".join(s.text for s in self._scalars(box.reads))
@@ -404,10 +411,10 @@ class ChainText:
             [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in places), "0"]
         )
 
-    def _lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
-        return "\n".join(self._carried(s, renamed) for s in statements)
+    def lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
+        return "\n".join(self.carried(s, renamed) for s in statements)
 
-    def _carried(self, statement: Statement, renamed: Mapping[str, str] | None = None) -> str:
+    def carried(self, statement: Statement, renamed: Mapping[str, str] | None = None) -> str:
         sums = bool((statement.reads | statement.writes) & self.of_sums)
         return self._carrier(renamed).of(statement, sums, self.results | self.dependent - self.of_sums)
 
@@ -415,7 +422,7 @@ class ChainText:
 
     def _consumer_loops(self) -> tuple[set[str], str]:
         """(names they need, text)."""
-        chains, wanted, made = self.chains, set[str](), []
+        chains, wanted, made = self.chains, set[str](), list[str]()
         for number, loop in enumerate(chains.loops):
             step = self._step(loop)
             later = self._reads(chains.after) | {
@@ -427,42 +434,26 @@ class ChainText:
             own = {n for s in kept for n in s.writes} - loop.carried - later
             first = {n: f"{n}_first" for n in sorted(own | ({loop.variable} - later))}
             conditions = [c.text() for c in step.conditions]
-            wanted |= self._reads([*kept, *before], *conditions, loop.operand) | self._step_names(number)
+            wanted |= self._reads([*kept, *before], *conditions, *loop.operands) | self._step_names(number)
             table = {
-                **self.table,
-                **self._steps(number),
-                "before": self._lines(before),
-                **self._phases(number, step, loop),
-                "variable": loop.variable,
+                **self.table, **self._steps(number), "before": self.lines(before),
+                **self._phases(number, step, loop), "variable": loop.variable,
                 "variable_first": first.get(loop.variable, loop.variable),
-                "sums": loop.sums,
-                "operand_text": self._carrier().expression(loop.operand),
-                "operand_text_first": self._carrier(first).expression(loop.operand),
-                "k_now": self._stage("k", loop.key, "stage", loop.key.turned),
-                "v_now": self._stage("v", loop.value, "stage", False),
-                "v_held": self._stage("v", loop.value, "held", False),
-                "release": "",
-            }
-            if loop is chains.loops[-1]:
-                table["release"] = "mbarrier.arrive(q_empty.index(GROUP), count=1)"
-            steps, turn = self.names["own"], self.names["turn"]
-            moments = {"none": f"{steps} <= 0", "first": f"{steps} == 1", "last": f"{turn} == {steps} - 1"}
-            for name, moment in moments.items():
-                table[f"release_{name}"] = only(moment, table["release"])
-            table["begin_scores"] = filled(texts.BEGIN_SCORES, table)
-            table["scores_alone"] = f"{table['begin_scores']}\n{filled(texts.END_SCORES, table)}"
-            for name, renamed in (("", None), ("_first", first)):
-                table[f"early{name}"] = self._lines(step.early, renamed)
-                table[f"middle{name}"] = self._middle(step, loop, renamed)
-                table[f"late{name}"] = self._lines(step.late, renamed)
-            skip = {**table, "how_many": self.names["skipped"]}
-            table["skip_first"] = filled(texts.SKIP, skip)
-            rest = f"{self.names['count']} - {self.names['skipped']} - {self.names['own']}"
-            table["skip_last"] = filled(texts.SKIP, {**skip, "how_many": rest})
+            }  # fmt: skip
+            steps, skipped = self.names["own"], self.names["skipped"]
+            release = "mbarrier.arrive(q_empty.index(GROUP), count=1)" * (loop is chains.loops[-1])
+            table |= {"release": release, "release_none": only(f"{steps} <= 0", release)}
+            skips = {"first": skipped, "last": f"{self.names['count']} - {skipped} - {steps}"}
+            for name, number_of in skips.items():
+                table[f"skip_{name}"] = filled(texts.SKIP, {**table, "how_many": number_of})
+            text = StepText(self, step, loop, release)
+            inside: dict[str, str] | None = {} if loop.several else None
+            table |= {f"step_{mode}": text.written(mode, inside) for mode in ("alone", "next")}
+            table |= {"step_first": text.written("first", first), "step_last": text.last()}
             made.append(filled(texts.CONSUMER_LOOP, table))
         return wanted, "\n".join(made)
 
-    def _stage(self, which: str, box: Box, stage: str, turned: bool) -> str:
+    def stage(self, which: str, box: Box, stage: str, turned: bool) -> str:
         view = f"{self.names[which + '_stages']}.index({self.names[stage]})"
         if box.outer:
             view += f".reshape([{box.rows}, {box.columns}])"
@@ -470,7 +461,7 @@ class ChainText:
 
     def _kept(self, step: Step, loop: Chain) -> list[Statement]:
         masks = [s for _, only, _ in step.hidden.values() for s in only]
-        return [*step.early, *masks, loop.first, *step.middle, *step.late]
+        return [*step.early, *masks, *loop.firsts, *step.middle, *step.late]
 
     def _between(self, number: int, kept: Sequence[Statement], later: Collection[str]) -> list[Statement]:
         """Statements in front of a loop that it or the results need."""
@@ -478,7 +469,7 @@ class ChainText:
         for following in range(number, len(self.chains.loops)):
             loop = self.chains.loops[following]
             steps = kept if following == number else self._kept(self._step(loop), loop)
-            wanted |= self._reads(steps, loop.operand) | {loop.sums} | self._condition_names(following)
+            wanted |= self._reads(steps, *loop.operands) | loop.all_sums | self._condition_names(following)
         return self._slice(wanted, self.chains.between[number])
 
     def _condition_names(self, number: int) -> set[str]:
@@ -492,9 +483,9 @@ class ChainText:
             n for part in self.chains.between for s in part for n in s.reads
         }
         written = {n for s in loop.body for n in s.writes}
-        roots = self._reads((), loop.operand) | {loop.sums} | loop.carried | (written & later)
-        bare = Statement(with_product(loop.first, "True", tl).node)
-        body = [*loop.early, bare, *loop.middle, *loop.late]
+        roots = self._reads((), *loop.operands) | loop.all_sums | loop.carried | (written & later)
+        bare = {s: Statement(with_product(s, "True", tl).node) for s in loop.firsts}
+        body = [bare.get(s, s) for s in loop.body if s not in loop.added]
         needed = {body[i] for i in sliced(body, roots, ())}
         open_: dict[Statement, tuple[tuple[Sum, ...], Statement]] = {}
         for statement in loop.middle:
@@ -511,7 +502,7 @@ class ChainText:
         kept = seen | set(open_)
         return Step(
             tuple(s for s in loop.early if s in kept),
-            tuple(s for s in loop.middle if s in kept),
+            tuple(s for s in loop.middle if s in kept or s in loop.added or s in bare),
             tuple(s for s in loop.late if s in kept),
             hidden,
         )
@@ -551,6 +542,7 @@ class ChainText:
         """The loop in two: first the steps in whose tiles masks hide nothing, then the others."""
         names, by = self.names, f"({self._steps(number)['step']})"
         lasts = [last for c in step.conditions if (last := self._last_whole(c, loop)) is not None]
+        lasts = [] if loop.several else lasts  # whose text would be twice as long
         if not lasts:
             bounds = {"begin": "0", "begin_first": "1", "end": names["own"]}
             return {"phases": "1", "whole_steps": "", **bounds}
@@ -566,24 +558,20 @@ class ChainText:
             "end": f"{names['own']} if {masked} else {whole}",
         }
 
-    def _middle(self, step: Step, loop: Chain, renamed: Mapping[str, str] | None) -> str:
-        partial, tl = self.names["partial"], self.kernel.tl
-        lines = [self._carried(with_product(loop.first, partial, tl), renamed)]
-        for statement in step.middle:
-            if statement not in step.hidden:
-                lines.append(self._carried(statement, renamed))
-                continue
-            conditions, only, visible = step.hidden[statement]
-            rest = [c for c in conditions if renamed is not None or self._last_whole(c, loop) is None]
-            text = " | ".join(f"({self._carrier(renamed).expression(c.text())} < 0)" for c in rest)
-            if len(rest) < len(conditions):
-                text = " | ".join([f"({self.names['masked']} == 1)", *([text] if text else [])])
-            inside = self._lines([*only, statement], renamed)
-            lines.append(f"if {text}:\n" + _indented(inside))
-            shown = self._carried(visible, renamed)
-            left, _, right = shown.partition(" = ")
-            if left != right:
-                lines.append("else:\n" + _indented(shown))
+    def shown(self, statement: Statement, step: Step, loop: Chain, renamed: Mapping[str, str] | None) -> str:
+        """A statement of ``middle``; one that masks as a branch where something is hidden and one where nothing is."""
+        if statement not in step.hidden:
+            return self.carried(statement, renamed)
+        conditions, only_there, visible = step.hidden[statement]
+        rest = [c for c in conditions if renamed is not None or self._last_whole(c, loop) is None]
+        text = " | ".join(f"({self._carrier(renamed).expression(c.text())} < 0)" for c in rest)
+        if len(rest) < len(conditions):
+            text = " | ".join([f"({self.names['masked']} == 1)", *([text] if text else [])])
+        lines = [f"if {text}:\n" + _indented(self.lines([*only_there, statement], renamed))]
+        shown = self.carried(visible, renamed)
+        left, _, right = shown.partition(" = ")
+        if left != right:
+            lines.append("else:\n" + _indented(shown))
         return "\n".join(lines)
 
     # -- behind the loops ---------------------------------------------------------------------------------
@@ -591,43 +579,49 @@ class ChainText:
     def _after(self) -> tuple[set[str], str]:
         """(names it needs, text): each result's places are computed anew, in the layout of what is stored there."""
         lines, wanted = [], set[str]()
-        root, value, box = self.stored
         roots = [s for s in self.chains.after if calls(s.node, self.kernel.tl, "store")]
         needed = set(map(id, self._slice({n for s in roots for n in s.reads}, list(self.chains.after))))
         for number, statement in enumerate(self.chains.after):
             is_root = any(statement is r for r in roots)
             if not is_root and (id(statement) not in needed or not statement.writes & self.dependent):
                 continue
-            copied = statement is root
+            which, (_, value, box) = next(
+                ((n, kept) for n, kept in self.kept.items() if kept[0] is statement), ("", self.stored[0])
+            )
+            copied = bool(which)
             reads = self._reads((), value) | box.reads if copied else statement.reads
             reads |= statement.reads if box.there is not None else set()
             places = self._scalars(reads - self.dependent)
             renamed = {n: f"{n}_at_{number}" for s in places for n in s.writes}
-            lines += [self._carried(s, renamed) for s in places]
+            lines += [self.carried(s, renamed) for s in places]
             if copied:
-                stored = self._carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
-                slot = {"o_at": self._at(box, renamed), "value": stored.partition(" = ")[2]}
+                stored = self.carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
+                slot = {
+                    "o_at": self._at(box, renamed),
+                    "value": stored.partition(" = ")[2],
+                    "to": f"{which}_desc",
+                }
                 text = filled(texts.STORE, {**self.table, **slot})
                 if box.there is not None:  # a bulk copy would write into rows that are another's
                     whole = f"{self._carrier(renamed).expression(box.there.text())} >= {box.rows}"
-                    text = only(whole, text) + "\nelse:\n" + _indented(self._carried(statement, renamed))
+                    text = only(whole, text) + "\nelse:\n" + _indented(self.carried(statement, renamed))
                 lines.append(text)
             else:
-                lines.append(self._carried(statement, renamed))
+                lines.append(self.carried(statement, renamed))
             wanted |= self._reads(places) | reads
         if absent := self.chains.absent:
             scalars = self._scalars(names_in(absent))
             wanted |= self._reads(scalars, absent)
             lines = [
-                self._lines(scalars),
-                f"if {self._plain(absent)}:\n    pass\nelse:",
+                self.lines(scalars),
+                f"if {self.expression(absent)}:\n    pass\nelse:",
                 *map(_indented, lines),
             ]
         return wanted, "\n".join(lines)
 
-    def _stored(self) -> tuple[Statement, str, Box]:
-        """(statement, value, box) of the store of sums, which a bulk copy does."""
-        of_sums = affected(self.chains.after, {self.chains.loops[0].sums})
+    def _stored(self) -> list[tuple[Statement, str, Box]]:
+        """(statement, value, box) of the stores of sums, which bulk copies do: of a step of two products the first."""
+        of_sums, found, loop = affected(self.chains.after, self.sums), [], self.chains.loops[0]
         for statement in self.chains.after:
             call = statement.node.value if isinstance(statement.node, ast.Expr) else None
             if not isinstance(call, ast.Call) or device_call(call, self.kernel.tl) != "store":
@@ -639,16 +633,24 @@ class ChainText:
                 box = BoxReader(self.kernel, self.chains.sums, None).read(given["pointer"], given.get("mask"))
             except Unsupported:
                 continue
-            fits = not box.turned and box.extents == (self.chains.rows, self.chains.width)
+            widths = {b.columns for b in (loop.key, loop.value)} if loop.several else {self.chains.width}
+            fits = not box.turned and box.rows == self.chains.rows and box.columns in widths
             if fits and names_in(value) & of_sums and not box.reads & self.dependent:
-                return statement, value, box
-        raise Unsupported("sums that are not stored as a tile of a tensor")
+                found.append((statement, value, box))
+        if len(found) < len(self.sums):
+            raise Unsupported("sums that are not stored as a tile of a tensor")
+        return found[: len(self.sums)]
 
     # -- the host -----------------------------------------------------------------------------------------
 
     def launches(self) -> str:
         chains, names = self.chains, self.names
-        fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n != "o"]
+        fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n not in self.kept]
+        fits += [
+            f"{box.tensor}.dtype == {self.boxes['o'].tensor}.dtype"
+            for n, box in self.boxes.items()
+            if n == "p"
+        ]
         fits += [text for text in (chains.whole, *(each.positive for each in chains.loops)) if text]
         for box in self.boxes.values():
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
@@ -660,7 +662,9 @@ class ChainText:
         made = {}
         for which, box in self.boxes.items():
             extents = [self._extent(e) for e in (box.rows, box.columns)]
-            made[f"{which}_desc"] = described(box, extents, f"{which}_layout")
+            made[f"{which}_desc"] = described(
+                box, extents, f"{'oq'[which in 'qr'] if which not in 'kv' else which}_layout"
+            )
             made[f"{which}_rank"] = str(len(box.outer) + 2)
         given = "".join(f"{n}={self._given(n)}, " for n in self.passed)
         access = {key: self._param(key) for key in self.tunables}
@@ -669,22 +673,22 @@ class ChainText:
             # two stages beside the groups' own tiles, or one of 64 keys: two of 32 hold as many bytes, in twice as many
             # steps (head 256, soft cap, one H200, measured: 295 us with 32 keys, 227 with 64)
             few = f"several > 1 or {host['depth']} + {host['width']} > 256"
-            chosen = f"{names['keys']} = {self._given_to('columns')} or (64 if {few} else 128)"
+            wide = self._registers("64", host["width"])["spread"]
+            most = f"(64 if {wide} <= 320 else 32)" if chains.loops[0].several else f"(64 if {few} else 128)"
+            chosen = f"{names['keys']} = {self._given_to('columns')} or {most}"
         table = {
-            **names,
-            **access,
-            **host,
-            **made,
-            "chosen": chosen,
+            **names, **access, **host, **made, "chosen": chosen,
+            "more_descs": "".join(f"{n}_desc={made[f'{n}_desc']},\n" for n in "rp" if n in self.boxes),
+            "tiles_kept": str(2 * len(self.fixed)), **self._registers(host["columns"], host["width"]),
             "producer_registers": self.producer_registers,
-            "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
-            "kernel": self.entry,
+            "o_bytes": f"{self.boxes['o'].tensor}.element_size()", "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
-        }
+        }  # fmt: skip
         clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
+        clashes = set() if lowered(self.source) else clashes
         if clashes := clashes - set(self.source.space) - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(clashes)}")
         new = _indented(filled(texts.HOST, table))
@@ -692,6 +696,15 @@ class ChainText:
         old = _indented(spare_launch(self.source, statement))
         condition = " and ".join(dict.fromkeys(fits))
         return f"if {condition}:\n{new}\nelse:\n    # a descriptor's rows begin at 16 bytes\n{old}"
+
+    def _registers(self, columns: str, width: str) -> dict[str, str]:
+        """What a row's products hold, up to how much of it three groups fit, and what else registers are for where a
+        step's sums are added to beside the next one's first products."""
+        loop, added = self.chains.loops[0], len(self.sums)
+        if not loop.several:
+            return {"spread": f"{columns} + {width}", "three": "12288", "beside": "96"}
+        spread = f"{len(loop.products) - added} * {columns} + {added} * {width}"
+        return {"spread": spread, "three": "16384", "beside": f"48 - {added} * {columns} // 4"}
 
     def _extent(self, extent: str) -> str:
         """A tile's extent as the new launch says it."""

@@ -44,12 +44,9 @@ def extent_text(lower: str, upper: str, index: str) -> str | None:
         return high[len(low) + 1 :]
     for size in (low.removeprefix(f"{index}*"), low.removesuffix(f"*{index}")):
         forms = (
-            f"({index}+1)*{size}",
-            f"{size}*({index}+1)",
-            f"(1+{index})*{size}",
-            f"{size}*{index}+{size}",
+            f"({index}+1)*{size}", f"{size}*({index}+1)", f"(1+{index})*{size}", f"{size}*{index}+{size}",
             f"{index}*{size}+{size}",
-        )
+        )  # fmt: skip
         if size != low and high in forms:
             return size
     return None

@@ -15,13 +15,8 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import When, pairs
 
 _PLAIN_CALLS = ("min", "max", "int", "abs", "len", "bool", "divmod", "jax.experimental.pallas.cdiv")
 _PLAIN_NODES = (
-    cst.BinaryOperation,
-    cst.UnaryOperation,
-    cst.Comparison,
-    cst.BooleanOperation,
-    cst.IfExp,
-    cst.Tuple,
-)
+    cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp, cst.Tuple,
+)  # fmt: skip
 _LOGICAL = {"jax.numpy.logical_or": "or", "jax.numpy.logical_and": "and", "jax.numpy.logical_not": "not"}
 
 
