@@ -73,8 +73,8 @@ def traced(module, folder, params):
     [
         ("scaled", {"block": 128}),
         ("below", {"block_cols": 128, "block_rows": 8}),
-        ("chosen_within", {"block_cols": 256, "block_rows": 8}),
-        ("asked", {"block_cols": 256}),
+        ("chosen_within", {"size": 256, "block_rows": 8}),
+        ("asked", {"size": 256}),
         ("capped", {"max_block": 512}),
     ],
 )

@@ -24,15 +24,8 @@ _BLOCK = re.compile(
     r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I
 )
 """Names of block sizes: BLOCK_M, blk_q, tile_rows, bm, bkv, tm, rows_per_step."""
-AUTOMATIC = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Values of a size that a function chooses itself, of which one may be the one it chose."""
 SECONDS = 6.0
 """Most that trying numbers may take; those with the names of block sizes come first."""
-
-
-def names_block(name: str) -> bool:
-    """Whether a name is one that block sizes have."""
-    return _BLOCK.search(name.strip("_")) is not None
 
 
 def kernels_in(jaxpr: Any) -> Iterator[Any]:
@@ -69,13 +62,15 @@ def sizes_within(
         groups[name, value].append(site)
     began, plain = time.process_time(), launched(original, {})
     sites, knobs = dict(original.sites), []
-    for (name, value), places in sorted(groups.items(), key=lambda item: not names_block(item[0][0])):
+    blocks = {key: _BLOCK.search(key[0].strip("_")) is not None for key in groups}
+    for name, value in sorted(groups, key=blocks.__getitem__, reverse=True):
+        places = groups[name, value]
         if time.process_time() - began > SECONDS:
             break
         tried = replace(original, sites={"tried": tuple(places)})
         values = block_values(value)
         if not any(_changes(launched, tried, other, plain) for other in (value // 2, value * 2)):
-            least = LANES if names_block(name) and value > 2 * LANES else value
+            least = LANES if blocks[name, value] and value > 2 * LANES else value
             if least == value or not _changes(launched, tried, least, plain):
                 continue
             # it caps what is smaller here: it begins with the least that changes nothing
