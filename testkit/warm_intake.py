@@ -14,8 +14,10 @@ from tilewright.evolve.intake.child import MAIN, PALLAS, Intake
 from tilewright.workers.child.launch import interpreter_environment
 
 SERVER = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys
 program = importlib.import_module(f"tilewright.workers.intake.{sys.argv[1]}")
+gc.freeze()
+gc.set_threshold(20_000, 20, 100)
 for line in sys.stdin:
     folder, cwd, environment = json.loads(line)
     if (pid := os.fork()) == 0:

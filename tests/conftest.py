@@ -1,5 +1,7 @@
 """Processes and fixtures that tests share because they are costly."""
 
+import gc
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -29,6 +31,15 @@ class TestOrFile(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)  # the study of mutants runs pytest without its plugins
 def pytest_xdist_make_scheduler(config, log):
     return TestOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_configure():
+    """A seventh of the time went into collections of a heap that torch and JAX fill and nothing frees."""
+    gc.set_threshold(50_000, 50, 1000)
+
+
+def pytest_collection_finish():
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -171,15 +171,6 @@ class WorkerConfig(_Section):
     measure_seconds: float = Field(default=180.0, gt=0)
 
 
-class PriceConfig(_Section):
-    """What things cost, for the bill: money an hour of one device and of one processor, and a million tokens."""
-
-    device_hour: float | None = Field(default=None, ge=0)
-    cpu_hour: float | None = Field(default=None, ge=0)
-    million_tokens: float | None = Field(default=None, ge=0)
-    currency: str = "USD"
-
-
 class MlflowConfig(_Section):
     enabled: bool = True
 
@@ -199,7 +190,6 @@ class CampaignConfig(_Section):
     llm: LlmConfig | None = None
     workers: WorkerConfig = WorkerConfig()
     mlflow: MlflowConfig = MlflowConfig()
-    prices: PriceConfig = PriceConfig()
 
     @field_validator("name")
     @classmethod
@@ -324,6 +314,8 @@ class _Loader(yaml.SafeLoader):
 
 def parse_config(data: dict[str, Any], origin: str = "campaign", *, recorded: bool = False) -> CampaignConfig:
     """Check a mapping, or what a journal has ``recorded``. Raises UserError: a sentence naming the first wrong key."""
+    if recorded:  # a journal of an earlier version may hold prices
+        data = {key: section for key, section in data.items() if key != "prices"}
     try:
         return CampaignConfig.model_validate(data, context={"recorded": True} if recorded else None)
     except ValidationError as error:

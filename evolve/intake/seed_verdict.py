@@ -93,7 +93,7 @@ def seed_failure(
             for reading in plain or failed:
                 # by changed bounds the others may pass now
                 if plain or (_removable(answer, reading) and answer["results"] == before):
-                    settled |= _adjust_judge(answer, reading, target) or (
+                    settled |= _adjust_judge(answer, reading, target, own) or (
                         own and _shrink_inputs(answer, reading)
                     )
             if not settled:
@@ -152,8 +152,11 @@ def _removable(answer: Mapping[str, Any], reading: GateReading) -> set[str]:
     return {k for k in answer["kinds"][1:] if kind in (k, family(k))}
 
 
-def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target: Target) -> bool:
-    """Whether something was changed of ``answer`` so that this reading does not fail again."""
+def _adjust_judge(
+    answer: MutableMapping[str, Any], failed: GateReading, target: Target, own: bool = False
+) -> bool:
+    """Whether something was changed of ``answer`` so that this reading does not fail again. ``own``: the kernel is its
+    own reference."""
     kind = failed.inputs.rpartition(" on ")[2]
     row = next(row for row in answer["results"] if row[0] == failed.gate)
     off = re.search(r"is off by (\S+) of what is usual", failed.detail)
@@ -173,6 +176,9 @@ def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target:
         <= bounds.EXPECTED_DB.get(row[1], 0.0)
     ):
         least = min(least, of_types)  # a bar that the interpreter's better digits raised
+    if own:  # as far below as a reading of the interpreter's may be
+        explained = (of_types, *bounds.PRODUCTS_DB.values())
+        least = min(least, min((db for db in explained if db >= row[3]), default=math.inf) - bounds.ROOM_DB)
     lost = cut > (row[4] or 0.0) or (cut and "lost_tables" not in answer)
     if not lost and (left := _removable(answer, failed)):
         answer["kinds"] = [k for k in answer["kinds"] if k not in left]

@@ -148,7 +148,8 @@ def winner_module(
         both = f"lambda *given: {called}, lambda {given}: {original}"
         run = f"tilewright_differentiable(jax, tilewright_own, {both}, ({given},))"
     doc = f"    {signature.doc!r}\n" if signature.doc else ""
-    halves = _halves_text(kernels, start, pair, [row[0] for row in own]) if pair else ""
+    owner = request.function.rpartition(".")[0]
+    halves = _halves_text(kernels, start, pair, [row[0] for row in own], owner) if pair else ""
     runtime = Path(served_calls.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2]
     switches = (answer.get("settings") or {}).get("switches", {})
     asked, was = "".join(f"{text}, " for text in switches), tuple(switches.values())
@@ -222,9 +223,12 @@ def _code(size: Any, places: Mapping[str, str]) -> str:
     return re.sub(r"triton\.cdiv\((.+?), (\d+)\)", r"-(-(\1) // \2)", size_code(size, places)) or str(size)
 
 
-def _halves_text(kernels: str, start: str, pair: Mapping[str, Any], operands: Sequence[str]) -> str:
+def _halves_text(
+    kernels: str, start: str, pair: Mapping[str, Any], operands: Sequence[str], owner: str
+) -> str:
     """A pair's entry point ``start`` as two halves, and the Function that joins them for torch's autograd. The first
-    statement that takes a gradient begins the backward. Raises UserError where the text cannot be parted."""
+    statement that takes a gradient begins the backward. ``owner``: the original's class, of which torch's messages
+    speak. Raises UserError where the text cannot be parted."""
     tree = ast.parse(kernels)
     launch = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == start)
     given = tuple(pair["given"])
@@ -292,6 +296,9 @@ class TilewrightPair(torch.autograd.Function):
         named = dict(zip({list(pair["gradients"])!r}, found))
         names = {list(operands)!r}
         return tuple(named.get(n) if need else None for n, need in zip(names, ctx.needs_input_grad))
+
+
+TilewrightPair._backward_cls.__name__ = "{owner}Backward"
 
 
 def tilewright_paired(own):

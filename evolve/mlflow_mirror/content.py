@@ -218,14 +218,13 @@ def cost_metrics(data: CampaignData) -> dict[str, float]:
 
 def model_tags(data: CampaignData) -> dict[str, str]:
     """What a language model's answers came to, as tags of a campaign; empty without a call."""
-    bill = data.bill
-    return {f"llm.{k}": v for k, v in bill.model.tags(bill.token_price, bill.currency).items()}
+    return {f"llm.{k}": v for k, v in data.bill.model.tags().items()}
 
 
 def cost_line(data: CampaignData) -> str:
     """The bill and the mean headroom in one line of Markdown."""
     rows = data.bill.rows()
-    named = ("wall clock", "processors", "device", "tokens", "money")
+    named = ("wall clock", "processors", "device", "tokens")
     parts = [f"{name} {rows[name]}" for name in named if name in rows]
     if left := [row.left for row in data.headroom()]:
         parts.append(f"at most ×{max(left):.2f} left to the modelled floor")

@@ -175,15 +175,12 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
             f"{_ms(proof['before'])} -> {_ms(proof['seconds'])} ({proof['kind']})"
         )
         low, high = proof["predicted_interval"]
-        yield f"  predicted {proof['predicted']:.3f} x ({low:.3f} to {high:.3f}) by what each part adds to those before"
+        yield f"  predicted {proof['predicted']:.3f} x ({low:.3f} to {high:.3f}) by the rounds that chose the parts"
     else:
         yield "proved: nothing is installed"
     for row in proof["kept"]:
         low, high = row["interval"]
-        yield (
-            f"  + {row['label']}: {row['gain']:.4f} x ({low:.4f} to {high:.4f}), added {row['added']:.4f} x, "
-            f"ran {row['calls']} times"
-        )
+        yield (f"  + {row['label']}: {row['gain']:.4f} x ({low:.4f} to {high:.4f}), ran {row['calls']} times")
     for row in proof["left_out"]:
         yield f"  - {row['label']}: {row['why']}"
     for line in proof.get("notes", ()):

@@ -1,14 +1,13 @@
 """The bill of a campaign: what it took of devices, processors and language models."""
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.history import MutationKind
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.text import duration_text, gain_text, money_text, number_text, percent_text
+from tilewright.evolve.report.text import duration_text, gain_text, number_text, percent_text
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import UnknownTarget, load_target, target_text
 from tilewright.seeds.operator import Scope
@@ -16,8 +15,7 @@ from tilewright.seeds.operator import Scope
 SPENT = "spent"
 """The event with which a run records its process's CPU time and the device time of the last comparison."""
 
-_HOUR = 3600.0
-_SHORT = ("wall clock", "device", "tokens", "money", "gain")
+_SHORT = ("wall clock", "device", "tokens", "gain")
 """Rows of the bill for whoever does not ask for more."""
 
 
@@ -36,35 +34,28 @@ class ModelUse:
     tokens_accepted: int = 0
     tokens_refused: int = 0
 
-    def text(self, token_price: float, currency: str) -> str:
-        """One line; ``token_price`` in ``currency``, 0 if unknown. Empty without a question."""
+    def text(self) -> str:
+        """One line; empty without a question."""
         if not (asked := self.accepted + self.refused + self.failed):
             return ""
-
-        def cost(tokens: int) -> str:
-            money = f", {money_text(tokens * token_price)} {currency}" if token_price else ""
-            return f"({number_text(tokens)} tokens{money})"
-
-        made, others = cost(self.tokens_accepted), cost(self.tokens_refused)
+        made, others = (f"({number_text(n)} tokens)" for n in (self.tokens_accepted, self.tokens_refused))
         return (
             f"{counted(asked, 'question')}: {counted(self.accepted, 'candidate')} {made}, of which {self.passed} "
             f"passed every gate and {self.repeated} repeated another; {self.refused} refused and {self.failed} "
             f"unanswered {others}"
         )
 
-    def tags(self, token_price: float, currency: str) -> dict[str, str]:
+    def tags(self) -> dict[str, str]:
         """Facts by name; empty without a call."""
         if not self.accepted + self.refused + self.failed:
             return {}
-        tokens = self.tokens_accepted + self.tokens_refused
         found = {name: str(getattr(self, name)) for name in ("accepted", "passed", "refused", "failed")}
-        cost = {"cost": f"{money_text(tokens * token_price)} {currency}"} if token_price else {}
-        return {**found, "tokens": str(tokens), **cost}
+        return {**found, "tokens": str(self.tokens_accepted + self.tokens_refused)}
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a campaign took: seconds of devices held, of processors, of wall clock; tokens; money if there are prices.
+    """What a campaign took: seconds of devices held, of processors, of wall clock; tokens.
 
     Seconds and tokens are counted, whatever the target. ``gain`` is the winner's fitness over the best seed's, ``None``
     before there are both and where times mean nothing; ``target`` and ``kind`` are what it holds for.
@@ -84,40 +75,11 @@ class Bill:
     target: str = ""
     kind: str = ""
     first_verdict: float | None = None
-    prices: Mapping[str, float | str] = field(default_factory=dict)
     model: ModelUse = field(default_factory=ModelUse)
 
     @property
     def count(self) -> str:
         return count_text(str(self.evaluations), self.duplicates)
-
-    @property
-    def token_price(self) -> float:
-        """Of one token, in ``currency``; 0 if it has none."""
-        return float(self.prices.get("million_tokens") or 0.0) / 1e6
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Money by what it went to, for all that has a price."""
-        used = {
-            "device": ("device_hour", self.device_seconds / _HOUR),
-            "processors": ("cpu_hour", self.cpu_seconds / _HOUR),
-            "tokens": ("million_tokens", self.tokens / 1e6),
-        }
-        return {
-            name: amount * price
-            for name, (key, amount) in used.items()
-            if (price := float(self.prices.get(key) or 0.0))
-        }
-
-    @property
-    def money(self) -> float | None:
-        """In ``currency``; None where nothing has a price."""
-        return math.fsum(self.parts.values()) if self.parts else None
-
-    @property
-    def currency(self) -> str:
-        return str(self.prices.get("currency", "USD"))
 
     def rows(self) -> dict[str, str]:
         """Names and texts for a table, every figure with its unit."""
@@ -127,16 +89,12 @@ class Bill:
             "device": duration_text(self.device_seconds) if self.device_seconds else "none used",
             "tokens": number_text(self.tokens) if self.tokens else "none",
         }
-        if model := self.model.text(self.token_price, self.currency):
+        if model := self.model.text():
             rows["tokens"] += f", {model}"
         if self.device_seconds and self.wall_seconds:
             rows["device busy"] = f"{percent_text(self.device_seconds / self.wall_seconds)} of the wall clock"
         if self.first_verdict is not None:
             rows["first verdict"] = f"after {duration_text(self.first_verdict)}"
-        money = self.money
-        if money is not None:
-            each = ", ".join(f"{name} {money_text(part)}" for name, part in self.parts.items())
-            rows["money"] = f"{money_text(money)} {self.currency}: {each}"
         if self.gain is not None:
             where = f" ({self.target}, {self.kind})" if self.kind else ""
             rows["gain"] = f"{gain_text(self.gain)} over the best seed{where}"
@@ -152,15 +110,8 @@ class Bill:
 
     def metrics(self) -> dict[str, float]:
         """Figures by name, units within the names."""
-        money = self.money
-        used = {
-            "device_seconds": self.device_seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "tokens": float(self.tokens),
-        }
-        used |= {} if money is None else {f"money_{self.currency}": money}
-        found = {f"bill/{name}": spent for name, spent in used.items()}
-        found |= {"bill/wall_seconds": self.wall_seconds}
+        used = ("device_seconds", "cpu_seconds", "tokens", "wall_seconds")
+        found = {f"bill/{name}": float(getattr(self, name)) for name in used}
         if self.first_verdict is not None:
             found["bill/first_verdict_seconds"] = self.first_verdict
         if self.gain is not None:
@@ -189,7 +140,7 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
             spent["cpu"] += float(event.detail.get("cpu_seconds", 0.0))
             spent["device"] += float(event.detail.get("device_seconds", 0.0))
     last = max([event.at for event in events] + [at for _, at in ended], default=0.0)
-    config, facts = journal.meta("config") or {}, journal.meta("campaign") or {}
+    facts = journal.meta("campaign") or {}
     exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
     free = min(free, (facts.get("budget") or {}).get("evaluations") or free)
     return Bill(
@@ -203,7 +154,6 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
         target=target_text(facts.get("target", "")),
         kind=str(facts.get("target_kind", "")),
         first_verdict=clock(rows[0][3]) if rows else None,
-        prices={k: v for k, v in (config.get("prices") or {}).items() if v is not None},
         model=_model_use(journal, exchanges),
     )
 

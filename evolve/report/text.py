@@ -1,6 +1,5 @@
 """Figures and sources as text. Every figure carries its unit."""
 
-import math
 import re
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -53,13 +52,6 @@ def gain_text(ratio: float) -> str:
 def speed_text(ratio: float, other: str) -> str:
     """A ratio of rates in a sentence: ``1.45 × faster than bf16`` or ``1.10 × slower than bf16``."""
     return f"{ratio:.2f} × faster than {other}" if ratio >= 1 else f"{1 / ratio:.2f} × slower than {other}"
-
-
-def money_text(amount: float) -> str:
-    """Two decimals, and of small amounts two digits: ``0.0013``."""
-    if amount == 0.0 or amount >= 0.1:
-        return f"{amount:.2f}"
-    return f"{amount:.{1 - math.floor(math.log10(amount))}f}"
 
 
 def number_text(value: object) -> str:

@@ -96,6 +96,7 @@ def test_rows_that_kernels_take():
     ]  # fmt: skip
 
 
+@pytest.mark.slow  # seconds to import the compiler; quicker: test_torch_library's compiled layers
 def test_compiled_code_takes_the_ranges_as_constants():
     torch = pytest.importorskip("torch")
 

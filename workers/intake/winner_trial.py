@@ -9,7 +9,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,7 @@ def _call_error(
             jax.eval_shape(called, *shapes)
         return ""
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from tilewright.workers.runners.triton.tensors import to_torch
 
@@ -118,7 +119,7 @@ def _call_error(
             wanted = original(module.SERVED)(*given[0], **given[1])
         except Exception:  # noqa: BLE001 - it may want a device, or a package, that is not here
             return ""
-    return _unlike(list(_flat((found, one))), list(_flat((wanted, other))), operands)
+    return _unlike(tree_leaves((found, one)), tree_leaves((wanted, other)), operands)
 
 
 def _quick_draw(operand: Operand, dims: Mapping[str, int]) -> np.ndarray:
@@ -133,6 +134,7 @@ def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str
     """What differs between a pair's outputs and gradients under torch's autograd and those that its ``launch`` returns,
     empty where nothing does."""
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from tilewright.workers.runners.triton.tensors import to_numpy
 
@@ -142,7 +144,7 @@ def _unlike_halves(module: Any, function: Any, call: Call, operands: Mapping[str
     for leaf in leaves.values():
         leaf.requires_grad_(leaf.is_floating_point())
     given, named = _arguments(call, list(leaves.values()))
-    outputs = [t for t in _flat(function(*given, **named)) if getattr(t, "requires_grad", False)]
+    outputs = [t for t in tree_leaves(function(*given, **named)) if getattr(t, "requires_grad", False)]
     gradients = [t for n, t in operands.items() if n in module.GRADIENTS["given"]]
     if len(outputs) != len(gradients):
         return f"{len(outputs)} of its outputs have gradients, and {len(gradients)} must"
@@ -179,16 +181,6 @@ def _some(tensor: Any) -> Any:
     """Elements of a tensor, evenly spaced: the campaign has judged every answer, what is compared here is the call."""
     flat = tensor.contiguous().reshape(-1)
     return flat[:: flat.numel() // MOST_COMPARED | 1].contiguous()
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
 
 
 def _arguments(call: Call, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -3,7 +3,9 @@
 import json
 import os
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,9 +44,10 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
         return program_of(request["path"], request["step"], request.get("setup") or "")
 
     try:
+        _say("  looking ahead: compiling what the step launches")
         ahead = scouted(load)
         if ahead:
-            found = ahead.get("why") or f"{ahead['kernels']} kernel(s) compiled"
+            found = ahead.get("why") or f"{ahead['kernels']} kernel(s) compiled in {ahead['compiling']:.0f} s"
             _say(f"  looked ahead in {ahead['seconds']:.0f} s: {found}")
         if torch.cuda.is_available():
             return _answered(load(), ahead, request)
@@ -57,7 +60,7 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     part = request.get("part", "record")
-    recorded = record(program, ahead, keep_values=part != "record")
+    recorded = record(program, ahead, part != "record", _say)
     answer: dict[str, Any] = {"record": recorded.data, "layers": ""}
     _say(f"  recorded: {1e3 * recorded.data['wall_seconds']:.2f} ms a step")
     if part == "record":
@@ -73,7 +76,7 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
         found = search(_worth_it(recorded), seconds, _say, kept)
         answer["found"] = [outcome.row() for outcome in found]
         options = search_options(recorded, seconds, kept, _say)
-        replacements = [*options, *_replacements(found, recorded.launches)]
+        replacements = [*options, *_replacements(_worth_proving(found, recorded), recorded.launches)]
     layers, fp8 = None, recorded.data["fp8"]
     once = request.get("fp8") == "kept" and bool(fp8["kept"])
     if request.get("fp8") and (shapes := fp8["kept" if once else "shapes"]):
@@ -102,7 +105,15 @@ def _answered(program: Program, ahead: Mapping[str, Any], request: Mapping[str, 
 
 
 def _say(line: str) -> None:
+    """Print a line, and another one whenever nothing else is said for some seconds."""
     print(f"{time.monotonic() - BEGUN:5.0f} s{line}", flush=True)  # noqa: T201
+    _AFTER[0].cancel()
+    _AFTER[0] = threading.Timer(SILENT_SECONDS, _say, ["  ..."])
+    _AFTER[0].daemon = True
+    _AFTER[0].start()
+
+
+SILENT_SECONDS, _AFTER = 9.0, [threading.Timer(0.0, str)]
 
 
 def _worth_it(recorded: Recorded) -> list[Job]:
@@ -126,6 +137,18 @@ def _worth_it(recorded: Recorded) -> list[Job]:
         if not device or headroom > WORTH * wall:
             found.append(Job(launch, headroom, row["seconds"] / max(1, row["calls"])))
     return sorted(found, key=lambda job: -job.weight)
+
+
+def _worth_proving(found: Sequence[Found], recorded: Recorded) -> list[Found]:
+    """Outcomes of the kernels that save enough of the step: what saves less is not seen beside its noise."""
+    seconds = {row["launch"]: row["seconds"] for row in recorded.data["rows"]}
+    saved: Counter[str] = Counter()
+    for of in found:
+        saved[of.launch.kernel] += seconds.get(of.launch.number, 0.0) * (1 - 1 / of.gain)
+    least = WORTH * recorded.data["wall_seconds"] if recorded.data["device"]["product"] else 0.0
+    for name in {of.launch.kernel for of in found if of.configuration and saved[of.launch.kernel] < least}:
+        _say(f"  {name}: not proved, it saves {1e6 * saved[name]:.1f} us of the step, below {WORTH:.1%}")
+    return [of for of in found if saved[of.launch.kernel] >= least]
 
 
 def _replacements(outcomes: Sequence[Found], launches: Sequence[Launch]) -> list[Replacement]:

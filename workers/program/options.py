@@ -54,10 +54,8 @@ def search_options(
 def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
     gains = {candidate.value: 1.0}
     for factors in FACTORS:
-        for factor in factors:
+        for factor in (f for f in factors if candidate.value * f % 1 == 0):
             value = int(candidate.value * factor)
-            if value < 1 or value != candidate.value * factor:
-                continue
             gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1).value
             if factor == factors[0] and gains[value] < LEAST_GAIN:
                 break

@@ -27,7 +27,7 @@ from tilewright.workers.program.launches import is_wrapped, short
 from tilewright.workers.program.record import Recorded, host_bound
 from tilewright.workers.program.replay import Replay, decibels
 from tilewright.workers.program.step import BadStep, Program, parameters, real, reason, results, synchronise
-from tilewright.workers.program.turns import Rounds, middle, ratio
+from tilewright.workers.program.turns import Rounds, ratio
 
 STARTS = 3
 FIXED_SHARE = 0.01
@@ -153,7 +153,6 @@ class Proof:
         layers: Any = None, say: Callable[[str], object] = str,
     ) -> None:  # fmt: skip
         self.program, self.recorded, self._say = program, recorded, say
-        self._runs, self._setup_seconds = 0, 0.0
         self.parts: dict[str, list[Any]] = {r.label: [r] for r in replacements if not r.pinned}
         """What is proved as one, by its label."""
         self.pins = [r for r in replacements if r.pinned]
@@ -165,9 +164,7 @@ class Proof:
         if layers is not None:
             self.parts[self.fp8] = [layers]
         self.rounds: dict[str, Rounds] = {}
-        """Seconds of a step, as the parts are added one by one, and of the last proof."""
-        self.arms: dict[str, str] = {}
-        """With which other parts each is added: kernels are too little to be seen one by one."""
+        """Seconds of a step in the ``look`` that chose the parts, and in the ``proof``."""
         self.left_out: list[dict[str, str]] = []
         self.notes: list[str] = []
 
@@ -177,58 +174,43 @@ class Proof:
         return [r for label, of in self.parts.items() if label != self.fp8 for r in of] + self.pins
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """The outcome as data. ``seconds``: the budget of wall time for the interleaved rounds of a proof. Those that
-        predict it, in which the parts are added one by one, have half of that; so do those in which a part loses."""
-        begun = time.monotonic()
+        """The outcome as data. ``seconds``: the budget of wall time for all of it. A look, of a third of what the
+        comparison leaves, says what loses, and predicts what the rounds of the proof say, which take the rest; neither
+        has fewer than ``LEAST_ROUNDS``."""
+        deadline = time.monotonic() + seconds
+        self._say("  comparing answers of kernels and functions")
         self.check_answers()
+        self._say("  comparing gradients and results of the step")
         self._check_program()
-        self._say(
-            f"  answers, gradients compared in {time.monotonic() - begun:.0f} s, by {self._runs} run(s) of the step, "
-            f"whose set-ups took {self._setup_seconds:.0f} s"
-        )
-        for label, (first, *_) in self.parts.items():
-            self.arms[label] = "kernels" if isinstance(first, Replacement) and label != PINNED else label
-        # those that are most often left out come last, so that what was added before them still counts
-        order = sorted(dict.fromkeys(self.arms.values()), key=lambda arm: arm in ("kernels", PINNED))
-        added = {
-            arm: self._installation(*(label for label, of in self.arms.items() if of in order[n:]))
-            for n, arm in enumerate(order, 1)
-        }
-        self.rounds["added"] = self._rounds(added, seconds / 2)
-        rounds: Rounds = {}
         result: dict[str, Any] = {"gain": None, "kept": []}
         while self.parts:
-            # without the only one, the step is as it was
-            without: dict[str, Any] = {n: self._installation(n) for n in self.parts if len(self.parts) > 1}
-            more = self._rounds({"*": self._installation(), **without}, seconds / 2)
+            name = "proof" if "look" in self.rounds else "look"
+            left = deadline - time.monotonic()
+            rounds = self.rounds.get(name) or self._rounds(left if name == "proof" else left / 3)
             if not self.parts:
                 break
-            again = more.keys() == rounds.keys()  # nothing was left out since
-            self.rounds["proof"] = rounds = {n: [*(rounds[n] if again else ()), *more[n]] for n in more}
             whole = ratio(rounds, "", "*")
-            parts = {n: ratio(rounds, n, "*") if n in without else whole for n in self.parts}
-            losing = [label for label, of in parts.items() if not (of.low if again else of.value) > 1.0]
-            if not (losing or again):
-                continue
-            if not losing and whole.low > 1.0:
-                before, after = (statistics.median(t for r in rounds[name] for t in r) for name in ("", "*"))
-                predicted = self._added(*parts)
+            parts = {n: ratio(rounds, n, "*") if n in rounds else whole for n in self.parts}
+            losing = [n for n, of in parts.items() if not (of.low if name == "proof" else of.value) > 1.0]
+            self._say(f"  {name}: {len(rounds[''])} rounds of {len(parts)} part(s), {_range(whole)}")
+            if losing or (name == "proof" and whole.low <= 1.0):
+                self.notes.append(f"the step with {len(parts)} part(s): {_range(whole)}")
+                self._lose(name, rounds, sorted(losing or parts, key=lambda n: parts[n].value), parts)
+            elif name == "look":
+                self.rounds["look"] = rounds
+            else:
+                self.rounds["proof"] = rounds
+                before, after = (statistics.median(t for r in rounds[n] for t in r) for n in ("", "*"))
+                predicted = ratio(self.rounds["look"], "", "*")
                 result = {
                     "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "added": self._added(label).value, "calls": sum(r.calls for r in self.parts[label]),
+                        "calls": sum(r.calls for r in self.parts[label]),
                     } for label, gained in parts.items()],
                     "predicted": predicted.value, "predicted_interval": (predicted.low, predicted.high),
                 }  # fmt: skip
                 break
-            self.notes.append(f"the step with {len(parts)} part(s): {_range(whole)}")
-            # half at once, the least first: others hide their part, and what is left is measured more often
-            losing = sorted(losing or parts, key=lambda label: parts[label].value)
-            slower = sum(parts[label].value <= 1.0 for label in losing)
-            for label in losing[: max(slower, (len(losing) + 1) // 2)]:
-                self._pin(label)
-                self._leave_out(label, f"gives {_range(parts[label])} to the step")
         if result["gain"] is None:
             self.pins = []
         elif self.pins:
@@ -236,10 +218,25 @@ class Proof:
             self.notes.append(f"launched as they are, without their tuners, which need not run: {names}")
         return {**result, "left_out": self.left_out, "notes": self.notes, "rounds": self.rounds}
 
-    def _rounds(self, arms: Mapping[str, Installation], seconds: float) -> Rounds:
-        """Seconds of the step, as it was, too. Where it fails, nothing stays."""
+    def _lose(self, name: str, rounds: Rounds, losing: Sequence[str], parts: Mapping[str, Ratio]) -> None:
+        """Leave out half of what loses at once, the least first: others hide their part, and what is left is measured
+        more often. What was timed without one part alone is a look at the others, and the proof of a single other."""
+        slower = sum(parts[label].value <= 1.0 for label in losing)
+        out = losing[: max(slower, (len(losing) + 1) // 2)]
+        for label in out:
+            self._pin(label)
+            self._leave_out(label, f"gives {_range(parts[label])} to the step")
+        known = {**self.rounds, name: rounds}
+        known = {
+            n: {"": of[""], "*": of[out[0]]} for n, of in known.items() if len(out) == 1 and out[0] in of
+        }
+        self.rounds = known if len(self.parts) == 1 or not known else {"look": known[name]}
+
+    def _rounds(self, seconds: float) -> Rounds:
+        """Seconds of the step as it was, with all parts, and without each. Where it fails, nothing stays."""
+        without = {n: self._installation(n) for n in self.parts if len(self.parts) > 1}
         try:
-            return self.recorded.turns.rounds({"": None, **arms}, seconds) if arms else {}
+            return self.recorded.turns.rounds({"": None, "*": self._installation(), **without}, seconds)
         except BadStep as error:
             for label in [*self.parts]:
                 self._leave_out(label, str(error))
@@ -391,9 +388,7 @@ class Proof:
         with contextlib.ExitStack() as stack:
             if not since:  # the setup may launch, too
                 stack.enter_context(change.installed())
-            begun = time.monotonic()
             step, losses, noted, trains = self.program.started(start), [], {}, False
-            self._runs, self._setup_seconds = self._runs + 1, self._setup_seconds + time.monotonic() - begun
             for number in range(steps):
                 if number == since:
                     stack.enter_context(change.installed())
@@ -416,15 +411,6 @@ class Proof:
         return {"losses": losses, "noted": noted, "trains": trains, "peak": peak}
 
     # -- what stays ------------------------------------------------------------------------------
-
-    def _added(self, *labels: str) -> Ratio:
-        """How many times faster the step is by what each of these parts adds to those before it."""
-        arms, rounds = {self.arms[label] for label in labels}, self.rounds["added"]
-        after = [n for n, arm in enumerate(rounds) if arm in arms]
-        return middle([
-            sum(math.log(times[n - 1] / times[n]) for n in after)
-            for times in zip(*([statistics.median(of) for of in arm] for arm in rounds.values()), strict=True)
-        ])  # fmt: skip
 
     def _installation(self, *but: str) -> Installation:
         """Of all parts ``but`` these."""

@@ -80,18 +80,23 @@ def device_facts() -> dict[str, Any]:
     return {**facts, "product": torch.cuda.get_device_name(), "copy": copy}
 
 
-def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False) -> Recorded:
+def record(
+    program: Program, ahead: Mapping[str, Any], keep_values: bool, say: Callable[[str], object]
+) -> Recorded:
     """Run the step a few times. Raises BadStep for one that fails or launches nothing.
 
     ``ahead``: what was ``scouted``.
     """
+    say("  setting up")
     tuners = {name: value for name, value in ahead.items() if name not in ("linears", "failed")}
     with limited(ahead.get("failed", [])), LaunchRecorder(keep_values) as recorder:
         step = program.started()
+        say("  the first steps")
         first = burst_seconds(step, 1)
         for _ in range(WARM_STEPS - 1):
             step()
     setting_up, recorder.events = recorder.events, []
+    say("  timing and profiling steps")
     faults = list(_faults(step))
     count = burst_steps(burst_seconds(step, 2))
     walls = [burst_seconds(step, count) for _ in range(TIMED_BURSTS if torch.cuda.is_available() else 1)]
@@ -103,6 +108,7 @@ def record(program: Program, ahead: Mapping[str, Any], keep_values: bool = False
     if not kernels and not events:
         raise BadStep(f"{program.name} launches nothing on a device")
     wall = statistics.median(walls)
+    say("  timing the device, and FP8 layers")
     turns = Turns(program, step, graph, wall)
     device = device_facts()
     rows = _rows(kernels, events, launches, recorder.generated, device["copy"])

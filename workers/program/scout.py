@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +65,8 @@ def compile_all(jobs: Sequence[Job], seconds: float = MOST_SECONDS) -> dict[int,
     count = min(len(jobs), max(1, len(os.sched_getaffinity(0)) - 1))
     forks = multiprocessing.get_context("fork")
     reader, writer = forks.Pipe(duplex=False)
+    if seconds <= 0:
+        return {}
     children = [
         forks.Process(target=_compile, args=(jobs, n, count, writer), daemon=True) for n in range(count)
     ]
@@ -111,7 +112,8 @@ BENCH_WARMUP_MS, BENCH_MS = 5, 25
 def scouted(load: Callable[[], Program]) -> dict[str, Any]:
     """What the look ahead found; empty where there is no device. Call it before this process uses the device.
 
-    ``tuners``, ``configurations``: launches with a tuner, and what these choose among. ``failed``: which did not,
+    ``kernels``, ``compiling``: how many compiled, in how many seconds. ``tuners``, ``configurations``: launches with a
+    tuner, and what these choose among. ``failed``: which did not,
     ``late``: how many of these for want of time. ``compile_seconds``: of one compilation after the other. ``linears``:
     rows, output and input features of bf16 layers, and whether they are trained. ``why``: what failed.
     """
@@ -123,11 +125,7 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             _look(load, found)
-        late = threading.Timer(LOOK_SECONDS, os.kill, (child, signal.SIGKILL))
-        late.daemon = True
-        late.start()
         status = os.waitpid(child, 0)[1]
-        late.cancel()
         if os.WIFSIGNALED(status):
             return {"why": f"ended by signal {os.WTERMSIG(status)}", "seconds": time.monotonic() - begun}
         if not found.is_file():
@@ -137,6 +135,8 @@ def scouted(load: Callable[[], Program]) -> dict[str, Any]:
 
 def _look(load: Callable[[], Program], found: Path) -> None:
     """The child, which never returns."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)  # ends it
     try:
         with open(os.devnull, "r+") as nowhere:
             for stream in (0, 1, 2):
@@ -176,12 +176,14 @@ class _Look:
 
     def said(self) -> dict[str, Any]:
         """Compile, and say what came of it (``scouted``)."""
+        begun = time.monotonic()
         done = compile_all(self.jobs)
         rows = [(key, config, job) for key, of in self.tuned.items() for config, job in of.items()]
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
         late = sum(job is not None and job not in done for *_, job in rows)
         return {
-            "kernels": len(done), "tuners": len(self.tuned), "configurations": len(rows), "late": late,
+            "compiling": time.monotonic() - begun, "kernels": len(done),
+            "tuners": len(self.tuned), "configurations": len(rows), "late": late,
             "compiled": len(rows) - len(failed), "failed": failed,
             "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
         }  # fmt: skip

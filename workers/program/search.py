@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -141,10 +142,12 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     plans = [
         list(neighbours(job.launch, {}))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new
     ]
-    _compile([(Replay(job.launch), c) for job, plan in zip(new, plans, strict=True) for c in plan])
-    # what was compiled is tried, however long that took
-    deadline = max(time.monotonic() + seconds / 2, began + seconds)
-    for job, plan in zip(new, plans, strict=True):
+    say(f"  compiling for {len(new)} launch(es)")
+    deadline = began + seconds
+    compiled = _compile(
+        [(Replay(job.launch), plan) for job, plan in zip(new, plans, strict=True)], seconds / 2
+    )
+    for job, plan in zip(new, compiled, strict=True):
         remaining = max(0.0, deadline - time.monotonic())
         share = remaining * job.weight / max(left, 1e-12)
         left -= job.weight
@@ -166,11 +169,20 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     return [found[job.launch.number] for job in jobs]
 
 
-def _compile(pairs: Sequence[tuple[Replay, Configuration]]) -> None:
+def _compile(
+    plans: Sequence[tuple[Replay, Sequence[Configuration]]], seconds: float
+) -> list[list[Configuration]]:  # fmt: skip
+    """Of each plan what need not be compiled, or was within ``seconds``."""
     if not torch.cuda.is_available() or len(os.sched_getaffinity(0)) < 3:
-        return
-    jobs = [job_of(r.kernel, lambda r=r, c=c: r.call(c, warmup=True)) for r, c in pairs]  # type: ignore[misc]
-    compile_all([job for job in jobs if job is not None])
+        return [list(plan) for _, plan in plans]
+    jobs = [
+        job_of(r.kernel, lambda r=r, c=c: r.call(c, warmup=True))  # type: ignore[misc]
+        for r, plan in plans for c in plan
+    ]  # fmt: skip
+    done = compile_all([job for job in jobs if job is not None], seconds)
+    number = itertools.count()
+    known = [job is None or done.get(next(number), (False,))[0] for job in jobs]
+    return [[c for c in plan if left.pop(0)] for left in [known] for _, plan in plans]
 
 
 def current(launch: Launch, configuration: Configuration) -> Configuration:
@@ -249,8 +261,8 @@ def _searched(replay: Replay, plan: Sequence[Configuration], timer: Clock, deadl
     best: tuple[Any, ...] | None = None
     while best != (best := min(times, key=lambda key: times[key])):
         if best:
-            plan = [c for c in neighbours(replay.launch, dict(best)) if _key(c) not in times][: len(plan)]
-            _compile([(replay, configuration) for configuration in plan])
+            near = [c for c in neighbours(replay.launch, dict(best)) if _key(c) not in times][: len(plan)]
+            (plan,) = _compile([(replay, near)], max(0.0, deadline - time.monotonic()))
         for configuration in plan:
             if time.monotonic() > deadline and outcome.tried >= LEAST_TRIED:
                 break

@@ -18,8 +18,11 @@ from tilewright.workers.program.step import Program, synchronise
 
 BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
 LEAST_ROUNDS, MOST_ROUNDS = 6, 100
+MOST_EVENTS = 20
+"""Steps of a burst that are timed one by one: among more, which are shorter, the events would count."""
+
 Rounds = dict[str, list[list[float]]]
-"""Seconds of a step by arm and round."""
+"""Seconds of a step by arm and round: of each step of the burst but the first, or their mean."""
 
 
 def burst_steps(seconds: float) -> int:
@@ -39,6 +42,18 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
         step()
     synchronise()
     return (now() - begun) / count
+
+
+def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
+    """Seconds of each of ``count`` steps in a row but the first, which follows a wait, by the device; their mean where
+    these are many, or its events do not see them: on a stream of their own, or without a GPU."""
+    if not torch.cuda.is_available() or count > MOST_EVENTS:
+        return [burst_seconds(step, count)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+    waiting = iter(events)
+    mean = burst_seconds(lambda: (step(), next(waiting).record()), count)
+    found = [1e-3 * a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+    return found if sum(found) > 0.8 * (count - 1) * mean else [mean]
 
 
 def take_turns(
@@ -61,22 +76,27 @@ class Turns:
     """The started step of a program, or where the launches lie in a CUDA graph (``graph``), one of each burst."""
 
     def __init__(self, program: Program, step: Callable[[], Any], graph: bool, seconds: float) -> None:
-        self._program, self._own, self.graph = program, step, graph
-        self._count = burst_steps(seconds)
+        self._program, self._own, self.graph, self._seconds = program, step, graph, seconds
 
     def rounds(self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
 
-        A few first steps allocate, and are not counted. What this process holds beside the program is no garbage to
-        look through: that takes as long as a burst, in some of them.
+        Bursts are shorter where ``least`` rounds would take longer than ``seconds``. The first round, after a wait, is
+        not counted. What this process holds beside the program is no garbage to look through: that takes as long as a
+        burst, in some of them.
         """
-        timed = {name: functools.partial(self._timed, arms[name], self._count) for name in arms}
+        count = burst_steps(self._seconds)
+        if seconds:
+            fits = int(seconds / ((least + 1) * len(arms) * max(self._seconds, 1e-6))) - 1
+            count = max(min(LEAST_BURST, count), min(count, fits))
+        timed = {name: functools.partial(self._timed, arms[name], count) for name in arms}
+        deadline = time.monotonic() + seconds
         gc.collect()
         gc.freeze()
         try:
-            for arm in 2 * [*arms.values()] if least > 1 and not self.graph else ():
-                self._timed(arm, 1)
-            return take_turns(timed, seconds, least)
+            for arm in timed.values() if least > 1 and not self.graph else ():
+                arm()
+            return take_turns(timed, deadline - time.monotonic(), least)
         finally:
             gc.unfreeze()
 
@@ -94,7 +114,7 @@ class Turns:
         with (installation or Installation([])).installed():
             step = self._program.started() if self.graph else self._own
             step()
-            return [burst_seconds(step, count)]
+            return steps_seconds(step, count)
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:

@@ -3,8 +3,8 @@
 ``python -m experiments.studies.tune.odd TABLE``: a line of TABLE is ``FILE:FUNCTION | CALL``, of Triton or of Pallas.
 Each function is read in, its winner's module written with sizes that nobody has searched, and called beside the
 original (``testkit.odd_calls``), in Triton's interpreter (with ``TRITON_INTERPRET=0`` on a GPU) or JAX's. A line of
-JSON for each says how many calls were compared, how many the winner served, and those that differ. A call at which the
-original ends its process, or breaks its GPU's, is left out.
+JSON for each says how many calls were compared, how many the winner served, those that differ, and those at which the
+original differs from itself. A call at which the original ends its process, or breaks its GPU's, is left out.
 """
 
 import contextlib
@@ -45,8 +45,9 @@ def row_of(place, call):
     rows = [row for row in lines if "case" in row]
     served = [row["case"] for row in rows if row["served"]]
     differ = {row["case"]: row["sides"] for row in rows if row["sides"]}
+    undefined = [row["case"] for row in rows if row["undefined"]]
     found = {"function": place, "call": call, "why": why, "left_out": left_out, "compared": len(rows)}
-    return {**found, "facts": lines[:1], "served": served, "differ": differ}
+    return {**found, "facts": lines[:1], "served": served, "differ": differ, "undefined": undefined}
 
 
 @contextlib.contextmanager
@@ -115,8 +116,9 @@ def one(place, call, pallas, left_out):
         cases = (odd_calls.odd_array_calls if pallas else odd_calls.odd_calls)(original, made)
         rest = (tell(begun=case[0]) or case for case in cases if case[0] not in left_out)
         look = odd_calls.array_outcome if pallas else odd_calls.outcome
-        for case, sides, served in odd_calls.compared(module, own_name, original, rest, look):
-            tell(case=case, sides=[str(side)[:400] for side in sides], served=served)
+        for case, sides, served, undefined in odd_calls.compared(module, own_name, original, rest, look):
+            told = [str(side)[:400] for side in sides]
+            tell(case=case, sides=told, served=served, undefined=undefined)
             try:
                 odd_calls.torch.cuda.synchronize() if on_gpu else None
             except RuntimeError:

@@ -17,7 +17,6 @@ from tilewright.evolve.campaign.config import (
     CampaignConfig,
     LlmConfig,
     MlflowConfig,
-    PriceConfig,
     SearchConfig,
     WorkerConfig,
     load_config,
@@ -150,7 +149,7 @@ def test_the_page_on_campaigns_names_every_key_with_its_default():
         for key in re.findall(r"`([a-z_.]+)`", row.split("|")[1] if "|" in row else "")
     }
     sections = {"budget": BudgetConfig, "search": SearchConfig, "llm": LlmConfig, "workers": WorkerConfig,
-                "mlflow": MlflowConfig, "prices": PriceConfig}  # fmt: skip
+                "mlflow": MlflowConfig}  # fmt: skip
     keys = {name: field for name, field in CampaignConfig.model_fields.items() if name not in sections}
     for section, model in sections.items():
         keys.update({f"{section}.{name}": field for name, field in model.model_fields.items()})

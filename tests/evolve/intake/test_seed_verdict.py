@@ -131,6 +131,18 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
 
 
+@pytest.mark.parametrize(
+    ("own", "value", "bar"), [(True, 48.6, 45.6), (True, 39.0, None), (False, 48.6, None)]
+)
+def test_a_kernel_that_is_its_own_reference_may_make_as_much_noise_on_a_device_as_in_the_interpreter(
+    own, value, bar
+):
+    answer = {"kinds": ["randn"], "notes": [], "results": [["o0", "float32", ["M"], 54.0, None, 0, False]]}
+    failed = GateReading(gate="o0", inputs="randn", value=value, passed=False)
+    assert _adjust_judge(answer, failed, TARGET, own) == (bar is not None)
+    assert answer["results"][0][3] == (bar or 54.0)
+
+
 def test_inputs_are_made_smaller_once_where_answers_are_no_numbers():
     operands = [Operand("x", "bfloat16", ("M",)), Operand("i", "int32", ("M",), below=4)]
     answer = {"notes": [], "operands": [operand_row(o) for o in operands]}

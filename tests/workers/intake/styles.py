@@ -218,10 +218,15 @@ def plain_lower(a, b):
 
 
 @triton.jit
+def _offsets(part, BLOCK: tl.constexpr):
+    return part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
 def _in_parts(x_ptr, y_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK > 1, f"a block of {BLOCK}")
     for part in range(0, PARTS, 1, num_stages=3):
-        at = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        at = part.to(tl.int64) * 0 + _offsets(part, BLOCK)
         tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
 
 

@@ -271,7 +271,7 @@ def scaled(x):
     ("kind", "wrong", "ends"),
     [("real", n, 0) for n in (0, 1, 5, 9)]
     + [("complex", n, 0) for n in (0, 9)]
-    + [("real", 0, n) for n in (60, 160, 350)],
+    + [("real", 0, n) for n in (60, 160, 200)],
 )
 def test_a_function_is_found_wrong_on_whichever_kind_of_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, wrong: int, ends: int

@@ -135,7 +135,7 @@ def ran(folder: Path, code: str, *arguments: str, **variables: str) -> str:
 def asked(folder: Path, requests: dict[str, dict[str, Any]], interpret: str = "1") -> dict[str, Any]:
     """The answer to every request, one after the other in a process: nothing may be left installed."""
     path, kept = (str(folder / name) for name in ("program.py", "kept.json"))
-    common = {"path": path, "setup": "setup", "prove_seconds": 0.8, "kept": kept}
+    common = {"path": path, "setup": "setup", "prove_seconds": 0.5, "kept": kept}
     (folder / "requests.json").write_text(json.dumps({n: {**common, **r} for n, r in requests.items()}))
     ran(folder, ASKED, "requests.json", "answers.json", TRITON_INTERPRET=interpret)
     return json.loads((folder / "answers.json").read_text())

@@ -236,9 +236,10 @@ def test_threads_do_not_take_each_other_s_launches(monkeypatch: pytest.MonkeyPat
 
 def test_a_look_ahead_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scout, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(scout, "_look", lambda *_: time.sleep(60))
+    monkeypatch.setattr(scout._Look, "run", lambda *_: time.sleep(60))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert scout.scouted(lambda: None)["why"] == "ended by signal 9"  # type: ignore[arg-type, return-value]
+    assert scout.scouted(lambda: None)["why"] == "ended by signal 14"  # type: ignore[arg-type, return-value]
 
 
 def test_what_ctrl_c_interrupted_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -386,7 +386,8 @@ class _Transform(ast.NodeTransformer):
         if found and value is tl.inline_asm_elementwise:
             return self._assembly(node)
         if not found:
-            _by_own_name(node, self._counters)
+            whole = bool(node.args) and "int" in ast.unparse(node.args[0])
+            _by_own_name(node, self._counters | (self._arguments if whole else frozenset()))
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name == "range":
@@ -405,7 +406,7 @@ class _Transform(ast.NodeTransformer):
 
 def _by_own_name(node: ast.Call, counters: Collection[str]) -> None:
     """A function of the language that is called as a tensor's method, ``x.log()``, by its own name; so is ``to`` of a
-    loop's counter, which is a tensor to the compiler, and none to the interpreter."""
+    loop's counter, or of an argument that may be one: a tensor to the compiler, and none to the interpreter."""
     func = node.func
     if not isinstance(func, ast.Attribute):
         return

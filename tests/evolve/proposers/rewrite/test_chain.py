@@ -163,7 +163,6 @@ POINTS = [
 QUICK = (
     "full", "heads in two dimensions, a row beside a tile, scores that are cast",
     "a program's numbers and weights by helpers", "no weights, as of linear attention",
-    "scores that are copied, bound anew and read a step later",
     "columns' numbers that the loop advances, in the mask",
     "a row's largest score that is read behind the loop", "a helper that holds the loop, called twice",
 )  # fmt: skip
