@@ -167,11 +167,6 @@ def judge(
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
-    for name, most in ((n, max(v)) for n, v in space.items()) if len(all_dims) == 1 else ():
-        with contextlib.suppress(Exception):  # whatever the user's code raises
-            if seed.traced(all_dims[0], {**defaults, name: 2 * most}):
-                continue
-        constraints[f"{name} <= {most}"] = f"{labels[0]} takes no larger one"
     starts = dict.fromkeys(labels, chosen)
     for dims, label in zip(all_dims, labels, strict=True) if len(all_dims) > 1 else ():
         elsewhere, values = " or ".join(f"{n} != {size}" for n, size in dims.items()), legal.get(label, space)
