@@ -65,21 +65,23 @@ NOISE = 2.0**-12
 
 
 def seed_failure(
-    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0
+    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> str:  # fmt: skip
     """Why a campaign refuses the function that was read in; empty where it starts.
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
     kinds of inputs that the kernel fails on the target are taken off ``answer``, and a bound that single elements of
     others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. Noise
-    of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn.
+    of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn. ``say`` is told
+    the first verdict of each round.
     """
     own = answer.get("asked", request).reference == SELF
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         while True:
             try:
                 evaluation, gates = _evaluation(
-                    request, answer, target, device and device.lend(), Path(home), seed
+                    request, answer, target, device and device.lend(), Path(home), seed, say
                 )
             except SeedFailed as error:
                 return str(error)
@@ -117,7 +119,7 @@ def run_judged(
         return run(config, home, make_display(), lent, tuned=tuned_entry(request, answer, where))
 
     def settle(lent: WarmDevice | None, first: str) -> None:
-        if why := seed_failure(request, answer, target, lent, config.seed):
+        if why := seed_failure(request, answer, target, lent, config.seed, say):
             raise SeedFailed(f"{first} it {why}.")
         for note in answer["notes"][known:]:
             say(f"  note       {note}")
@@ -241,7 +243,8 @@ def _lower_defaults(answer: MutableMapping[str, Any], why: str) -> bool:
 
 
 def _evaluation(
-    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int
+    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Evaluation, Sequence[Gate]]:  # fmt: skip
     """The seed's, as a campaign makes it, with the readings of all ``DRAWS``, and the gates that were read. Raises
     SeedFailed where there is none."""
@@ -262,7 +265,12 @@ def _evaluation(
             pool.submit(Job(draw, resolved.starts[0].genome, gate_seed(seed, draw), best=math.inf))
         until = time.monotonic() + SECONDS
         while len(finished) < draws and time.monotonic() < until:
+            begun = not finished
             finished += (evaluation for _, evaluation in pool.wait(1.0))
+            if begun and finished:
+                times = [f"{1e6 * f.seconds:.1f} us at {f.workload}" for f in finished[0].workloads]
+                said = ", ".join([finished[0].verdict.value, *times])
+                say(f"  seed       {said}: the first of {draws} draws, as a campaign judges it")
     finally:
         pool.close()
     if len(finished) < draws:

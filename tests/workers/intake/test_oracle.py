@@ -27,16 +27,12 @@ def product(folder, body="return a @ b", **changes):
     """A product whose reference stands in a file."""
     (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
     given = {
-        "name": "p/taken",
-        "reference": f"{folder}/reference.py:f",
-        "call": "a, b",
+        "name": "p/taken", "reference": f"{folder}/reference.py:f", "call": "a, b",
         "operands": (Operand("a", "float16", ("M", "K")), Operand("b", "float16", ("K", "N"))),
         "results": (Result("o0", "float16", ("M", "N"), min_db=60.0),),
-        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))},
-        "kernels": {},
-        "work": {LARGE.id: 1 << 40},
-        **changes,
-    }
+        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))}, "kernels": {},
+        "work": {LARGE.id: 1 << 40}, **changes,
+    }  # fmt: skip
     return SampledOperator(**given)
 
 

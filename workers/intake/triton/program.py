@@ -417,7 +417,9 @@ def _judged(
         return {**refused(refusal.what), "notes": notes}
     if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
         # the caller's own values lie at shapes where operands are drawn from tables, and where nothing is checked
-        site.operands = [o if o.form == GIVEN else replace(o, values="") for o in site.operands]
+        site.operands = [
+            o if o.form == GIVEN or "int" in o.dtype else replace(o, values="") for o in site.operands
+        ]
     work = Ahead(lambda: product_work(seed))
     work.begin([()])
     ranked = sorted(shapes, key=lambda s: s.seconds)

@@ -33,7 +33,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed, only
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.sums import Sum, conjuncts, constant, expanded
-from tilewright.evolve.proposers.rewrite.triton.view import SPARE, NodeRule, TritonKernel
+from tilewright.evolve.proposers.rewrite.triton.view import SPARE, NodeRule, TritonKernel, jit_kernels
 
 
 class LowerChain(NodeRule[Chains]):
@@ -91,7 +91,7 @@ class LowerChain(NodeRule[Chains]):
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         """With all other kernels of the source that the rule finds a place in."""
         made = super().apply(kernel, site, rng)
-        while made is not None:
+        while made is not None and len(jit_kernels(kernel, entry_only=True)) > 1:
             further = KernelSource(made.source)
             try:
                 more = super().apply(further, self.sites(further)[0], rng)
