@@ -299,13 +299,6 @@ def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them()
 
 @pytest.mark.parametrize(("takes", "rows"), [("64.00M of 63.94M", 32), ("200.00M of 63.94M", 16)])
 def test_a_seed_that_needs_too_much_memory_begins_with_as_much_smaller_blocks(takes: str, rows: int) -> None:
-    sizes = {"rows": 64, "cols": 128}
-    source = f"SPACE = {{}}\nDEFAULTS = {sizes!r}\n"
-    answer = {
-        "defaults": sizes,
-        "space": {"rows": [8, 16, 32, 64], "cols": [128]},
-        "source": source,
-        "notes": [],
-    }
+    answer = {"defaults": {"n": 64}, "space": {"n": [8, 16, 32, 64]}, "source": "DEFAULTS = {}", "notes": []}
     assert _lower_defaults(answer, f"its blocks take {takes} bytes of vmem")
-    assert answer["defaults"] == {"rows": rows, "cols": 128} and f"'rows': {rows}," in answer["source"]
+    assert answer["defaults"] == {"n": rows} and answer["source"] == f"DEFAULTS = {{'n': {rows}}}"
