@@ -106,10 +106,9 @@ def tilewright_differentiable(
     def rule(primals: Any, tangents: Any) -> Any:
         values, changes = jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents)
         # an interpreted kernel's integers have tangents of integers, which no rule may give
-        zero = jax.custom_derivatives.zero_from_primal
-        floats = jax.numpy.inexact
-        right = lambda v, c: c if jax.numpy.issubdtype(v.dtype, floats) else zero(v)  # noqa: E731
-        return values, jax.tree.map(right, values, changes)
+        zero, floats = jax.custom_derivatives.zero_from_primal, jax.numpy.inexact
+        kinds = jax.tree.map(lambda v: jax.numpy.issubdtype(v.dtype, floats), values)
+        return values, jax.tree.map(lambda v, c, kept: c if kept else zero(v), values, changes, kinds)
 
     made = jax.custom_jvp(lambda *arrays: of(run, *arrays))
     made.defjvp(rule)

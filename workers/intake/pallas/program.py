@@ -65,19 +65,12 @@ def answer_to(request: Request) -> Answer:
     operands, argument_texts, places = _operands(calls, parameters)
     knobs = _argument_knobs(calls[0], function, argument_texts)
     names = dict(zip(places, (o.name for o in operands), strict=True))
-    knobs += _object_knobs(
-        calls[0], argument_texts, names, {*parameters, *RESERVED, *(k.name for k in knobs)}
-    )
-    files = loader.files(path)
-    root = Path(str(path).removesuffix(loader.place(path)))
-    original = Original(
-        loader.place(path),
-        request["function"],
-        ", ".join(t if isinstance(k, int) else f"{k}={t}" for k, t in argument_texts.items()),
-        tuple(o.name for o in operands),
-        files,
-        {},
-    )
+    used_names = {*parameters, *RESERVED, *(k.name for k in knobs)}
+    knobs += _object_knobs(calls[0], argument_texts, names, used_names)
+    place, taken = loader.place(path), tuple(o.name for o in operands)
+    root = Path(str(path).removesuffix(place))
+    text = ", ".join(t if isinstance(k, int) else f"{k}={t}" for k, t in argument_texts.items())
+    original = Original(place, request["function"], text, taken, loader.files(path), {})
     defaults = {knob.name: knob.default for knob in knobs}
     specs = shaped(_sized(operands, 0), {})
 
@@ -95,9 +88,9 @@ def answer_to(request: Request) -> Answer:
         raise Refusal(f"the call does what no candidate may: {error}") from error
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
+    knobs += inner
     sizes = {min(n, MOST_SIZE) for call in calls for tensor in call.tensors() for n in tensor.shape}
     parts = {n for size in sizes for n in range(LANES, size + 1, LANES) if size % n == 0}
-    knobs += inner
     for knob in (k for k in knobs if is_size(k.default)):
         knob.parts = tuple(sorted(parts - {*knob.values}))
 

@@ -116,16 +116,14 @@ def judge(
     factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
     numbers = negative_numbers((oracle.function,), (*calls[0].arguments, *calls[0].keywords.values()))
 
-    def run_all(
-        inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]],
-    ) -> list[list[np.ndarray] | None]:
-        found: list[list[np.ndarray] | None] = []
+    def run_all(inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]]) -> list[Any]:
+        found: list[Any] = []
         for _, given in inputs:
             try:
-                found.append(seed.interpreted(defaults, given) if None not in found else None)
+                found.append(seed.interpreted(defaults, given))
             except Exception:  # noqa: BLE001 - inputs that the kernel does not take
-                found.append(None)
-        return found
+                break
+        return found + [None] * (len(inputs) - len(found))
 
     effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
     if isinstance(module, Original):  # a candidate is the same function, with other sizes
@@ -349,10 +347,8 @@ def _checked_shapes(
             rng = np.random.default_rng(17)
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
             seed.traced(small, defaults)  # before it runs: a run that fails may spoil the next
-            if (count := _accesses(seed.closed(small, defaults).jaxpr)) > 8 * MOST_ACCESSES:
-                raise Refusal(
-                    f"at least {count} accesses, of at most {8 * MOST_ACCESSES} that are interpreted"
-                )
+            if (count := _accesses(seed.closed(small, defaults).jaxpr)) > (most := 8 * MOST_ACCESSES):
+                raise Refusal(f"at least {count} accesses, of at most {most} that are interpreted")
             answers = oracle(inputs)
             if not all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f"):
                 raise Refusal("an answer that is not finite")  # as a campaign's operator must not have
@@ -417,9 +413,9 @@ def _result_sizes(
 ) -> list[tuple[int | str, ...]]:
     """Shapes of the results by dimensions. Raises Refusal where they follow from no dimension."""
     seen = [(shape.dims, [output.shape for output in shape.outputs]) for shape in shapes]
-    unlike: dict[
+    unlike = dict[
         str, int
-    ] = {}  # sizes that differ, and are no larger than that takes: functions loop over them
+    ]()  # sizes that differ, and are no larger than that takes: functions loop over them
     for name, size in dims.items():
         unlike[name] = next(size << n for n in range(1, 99) if size << n not in unlike.values())
     with contextlib.suppress(Exception):  # the function may not take such sizes
