@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
-from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
+from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload, in_order
 from tilewright.workers.child.launch import Launcher, Template, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
@@ -199,4 +199,4 @@ class _Spending:
 
 
 def _kept_workloads(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:
-    return workloads if only is None else tuple(w for w in workloads if w.id in only)
+    return in_order(w for w in workloads if only is None or w.id in only)
