@@ -21,7 +21,14 @@ from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
-from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_constraints, verify
+from tilewright.evolve.promote.verify import (
+    Contender,
+    Refusal,
+    Verified,
+    left_out_constraints,
+    served_constraints,
+    verify,
+)
 from tilewright.evolve.promote.version_files import (
     Files,
     device_names,
@@ -374,10 +381,11 @@ def _kept_files(
 def _entry(found: Recheck, old: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kernels = {}
     for name, verified in found.verified.items():
-        mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
-        # what it was promoted for stays: other shapes were drawn then, and these lie between them
-        within = served_constraints(verified.evaluations, mine, found.alone)
-        drawn = [limit for limit in within if found.alone or limit.startswith("not")]
+        shapes_here = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
+        # the sizes it was promoted for stay: other shapes were drawn then, and these lie between them
+        drawn = left_out_constraints(verified.evaluations)
+        if found.alone:
+            drawn = served_constraints(verified.evaluations, shapes_here, alone=True)
         limits = dict.fromkeys((*verified.contender.within, *drawn))
         kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {

@@ -288,7 +288,7 @@ class DrawnStage:
             for turn in range(TURNS):
                 shapes = in_order(_ends_first(drawn(request, lot, f"{lot} {turn}")), len(request.checked))
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
-                ends = frozenset(w.id for w in shapes[: -(-lot.shapes // 3)])
+                ends = frozenset(w.id for w in shapes[: max(-(-lot.shapes // 3), min(4, lot.shapes // 2))])
                 asked = dataclasses.replace(request, every_kind=ends)
                 if shapes and (failure := self._on(asked, found, shapes, run)) is not None:
                     return failure

@@ -10,13 +10,7 @@ from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake import child
 from tilewright.evolve.intake.child import calls_of_files, default_target
-from tilewright.evolve.intake.tune import (
-    COMPILE_SECONDS,
-    IN_FLIGHT,
-    Request,
-    config_of,
-    output_folder,
-)
+from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of, output_folder
 from tilewright.fitness.targets import load_target
 from tilewright.workers.cluster.pool import MEASURING_THREADS
 

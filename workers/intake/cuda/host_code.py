@@ -128,6 +128,8 @@ class HostCode:
 
     def call(self, name: str, given: Sequence[Any], named: Mapping[str, Any] = {}) -> Any:
         """What a host function returns for tensors and numbers. Raises Refusal."""
+        if name in self._code.kernels and {"grid", "block"} <= named.keys():
+            return self._launch_of_python(name, given, named)
         self._code.parameters(name)
         node = self._code.hosts[name]
         rows = next(within(node, "function_declarator")).child_by_field_name("parameters").named_children
@@ -149,6 +151,20 @@ class HostCode:
         except _Returned as returned:
             return returned.value
         return None
+
+    def _launch_of_python(self, name: str, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note a launch that Python says: ``kernel(x, n, grid=(8, 1), block=(256, 1), shared_mem=0)``, arguments in
+        a row or as a list ``args``. Raises Refusal."""
+        if trace := current():
+            trace.left_out.append(
+                f"line {user_line()}: torch compiles no such extension; tuned is what it says"
+            )
+        node = self._code.tree(name)
+        found = [getattr(v, "tensor", v) for v in (*given, *named.get("args", ()))]
+        rows = [self._pointer(v, "", node) if isinstance(v, torch.Tensor) else v for v in found]
+        shared = next((value for key, value in named.items() if re.search("shared|smem", key)), 0)
+        sizes = [[*v] if isinstance(v, list | tuple) else v for v in (named["grid"], named["block"])]
+        self._launch(name, "", [*sizes, shared], rows, ChainMap(), node)
 
     def _refusal(self, node: Any, what: str = "is not followed") -> Refusal:
         return Refusal(f"host code in C++ {what}: {' '.join(node.text.decode().split())[:70]}", user_line())

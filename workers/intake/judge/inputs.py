@@ -122,10 +122,10 @@ def draws(
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
-    ``_usual``; ``alike``: equal operands; ``padded``: see ``_padded``; ``ties``: see ``_ties``; ``faint``, ``huge``,
-    ``lone``, ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows
-    of one value, too; ``given``: the caller's own where they are of this shape, as integers always are. Others are as
-    the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises
+    ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
+    ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign, far from
+    zero; ``-rows``: rows of one value, too; ``given``: the caller's own, as integers always are. Others are
+    as the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises
     LookupError for an operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several
     forms, or is about one operand, draws of turns in a row have all of them: a few draws by chance miss one."""
     made: dict[str, np.ndarray] = {}
@@ -154,6 +154,7 @@ def draws(
             continue
         values = np.asarray(rng.standard_normal(operand.sizes(dims)))
         made[operand.name] = floats[operand.name] = values
+        sized = [earlier for earlier in floats.values() if earlier.shape == values.shape]
         if kind in FEW_VALUES:
             np.round(values * 2, out=values)
             values /= 2
@@ -161,7 +162,7 @@ def draws(
             if kind == USUAL:
                 _usual(operand, values, usual_at, form, rng)
         if kind == ALIKE:  # also queries and keys, where there are as many
-            values[...] = next(earlier for earlier in floats.values() if earlier.shape == values.shape)
+            values[...] = sized[0] * ((1.0, -1.0, 2.0)[turn % 3] if sized[1:] else 1.0)
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -174,9 +175,9 @@ def draws(
                 rows[::3] = rows[::3, :1]
                 values[...] = np.where(form % 4 == 0, rows[0, 0], values)
         elif family(kind) == PADDED:
-            same = likest(operand, operands)
-            if form % FORMS == CIRCLE and same in floats and same != operand.name:  # as of angles
-                floats[same][...], values[...] = np.cos(values), np.sin(values)
+            pair = [*floats.values()][-2:]  # the one before, at a form of single rows then
+            if form % FORMS == CIRCLE and [one.shape for one in pair] == [values.shape] * 2:  # as of angles
+                pair[0][...], values[...] = np.cos(values), np.sin(values)
             else:
                 bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
                 _padded(operand, values, kind != PADDED, rng, bias, form % FORMS)
@@ -339,8 +340,8 @@ def _one_sided(
 
 
 def likest(operand: Operand, operands: Sequence[Operand]) -> str:
-    """The first operand that is like this one but for its name."""
-    return next(o.name for o in operands if replace(o, name=operand.name) == operand)
+    """The first operand that is like this one but for its name and edge."""
+    return next(o.name for o in operands if replace(o, name=operand.name, edge=operand.edge) == operand)
 
 
 def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.random.Generator) -> None:
@@ -355,7 +356,8 @@ def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.ran
     order = same.permutation(len(rows))
     plain, sorted_, low, sure = (order[n * few : n * few + few] for n in same.permutation(4))
     rows[plain] = rng.choice((0.0, 1.0))
-    rows[sorted_] = np.sort(rows[sorted_], axis=1)[:, :: rng.choice((-1, 1))]
+    in_order = np.sort(np.rint(rows[sorted_]) if form % 2 else rows[sorted_], axis=1)
+    rows[sorted_] = in_order[:, :: rng.choice((-1, 1))]
     below = -np.abs(np.round(2 * rng.standard_normal(rows[low].shape)) / 2)
     rows[low] = np.where((below == 0) & (rng.random(below.shape) < 1 / 2), 0.0, below)
     rows[sure, rng.integers(rows.shape[1], size=len(sure))] = (
@@ -367,10 +369,10 @@ def _padded(
     operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool, form: int
 ) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
-    with zeros at every second place, with a value just below the largest, of one value and zeros, of ones of signs in
-    turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole: of ones
-    (gradients of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is
-    as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
+    with zeros at every second place, with a value just below the largest, of one value and zeros or padding, of ones of
+    signs in turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole:
+    ones (gradients of a sum), ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension
+    is as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
     if values.ndim < 2:
         values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[form % 4]
         return
@@ -397,7 +399,7 @@ def _padded(
             beside = rows[row, top] * (1 - 2.0**-23)  # the next number of float32, or the next but one
             rows[row, (top + rng.integers(1, rows.shape[1])) % rows.shape[1]] = beside
         elif way == 5:
-            rows[row, np.arange(rows.shape[1]) != top] = 0.0
+            rows[row, np.arange(rows.shape[1]) != top] = padding if form % 4 == 1 else 0.0
         elif way == 6:
             rows[row] = (-1.0) ** np.arange(rows.shape[1])
         elif way == 7:
