@@ -247,8 +247,10 @@ def prepare(
     request = answer.get("asked", request)
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
-    found = answer  # the device judges the function meanwhile
-    threading.Thread(target=lambda: [say(line) for line in preflight.rewrites(found)]).start()
+    # the device judges the function meanwhile
+    threading.Thread(
+        target=lambda read: [say(line) for line in preflight.rewrites(read)], args=(answer,)
+    ).start()
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
     there = where.exists()
