@@ -319,13 +319,10 @@ def _write(writer: LibraryWriter, found: Recheck) -> str | None:
     A library that was changed meanwhile is left as it is (Refusal).
     """
     note: dict[str, Any] = {
-        "action": "recheck",
-        "target": found.entry_name,
-        "rechecked_on": found.where,
-        "failed": dict(sorted(found.failed.items())),
-        "dropped": [region["workload"] for region in found.dropped],
+        "action": "recheck", "target": found.entry_name, "rechecked_on": found.where,
+        "failed": dict(sorted(found.failed.items())), "dropped": [region["workload"] for region in found.dropped],
         "slower": {s.region["workload"]: s.change for s in found.slower},
-    }
+    }  # fmt: skip
     with writer.writing():
         if writer.index(found.operator)["current"] != found.version:
             raise Refusal(f"{found.operator} was changed while it was rechecked; recheck it again.")
@@ -389,14 +386,10 @@ def _entry(found: Recheck, old: Mapping[str, Any], shapes: Sequence[Mapping[str,
         limits = dict.fromkeys((*verified.contender.within, *drawn))
         kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {
-        **old,
-        "toolchain": toolchain_ranges(found.verified.values()),
-        "constants": dict(found.constants),
-        "reach": rule.REACH,
-        "devices": sorted(device_names(found.verified.values())),
-        "kernels": kernels,
+        **old, "toolchain": toolchain_ranges(found.verified.values()), "constants": dict(found.constants),
+        "reach": rule.REACH, "devices": sorted(device_names(found.verified.values())), "kernels": kernels,
         "regions": with_shares([s.region for s in found.served], shapes),
-    }
+    }  # fmt: skip
 
 
 def _receipt(found: Recheck, old: Mapping[str, Any]) -> dict[str, Any]:

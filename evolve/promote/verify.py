@@ -181,15 +181,9 @@ def _jobs(
         seed = int(rng.integers(2**31))
         best = math.inf if contender.baseline else 0.0
         job = Job(
-            index,
-            contender.genome,
-            seed,
-            best=best,
-            scope=scope,
-            baseline=contender.baseline,
-            only=contender.only,
+            index, contender.genome, seed, best=best, scope=scope, baseline=contender.baseline, only=contender.only,
             within=contender.within,
-        )
+        )  # fmt: skip
         jobs.append((contender.name, job))
     return jobs
 

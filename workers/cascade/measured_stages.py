@@ -163,15 +163,9 @@ class ScreenStage:
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
         timings = measure(
-            self._station,
-            request,
-            found,
-            self._samples,
-            [_entry(request, found)],
-            _effort(request, SCREEN),
-            pace,
+            self._station, request, found, self._samples, [_entry(request, found)], _effort(request, SCREEN), pace,
             kinds=self._most(request),
-        )
+        )  # fmt: skip
         if isinstance(timings, Failure):
             return timings
         found.figures += [t.figures(request) for t in timings]
@@ -208,15 +202,10 @@ class Confirmation:
     def data(self) -> dict[str, Any]:
         """Facts for a diagnosis, by name."""
         return {
-            "champion": self.champion,
-            "ratio": self.ratio.value,
-            "interval": [self.ratio.low, self.ratio.high],
-            "control": self.control.value,
-            "control_spread": self.control.spread,
-            "accepted": self.accepted,
-            **({} if self.whole else {"whole": False}),
-            **({"foreseen": True} if self.foreseen else {}),
-        }
+            "champion": self.champion, "ratio": self.ratio.value, "interval": [self.ratio.low, self.ratio.high],
+            "control": self.control.value, "control_spread": self.control.spread, "accepted": self.accepted,
+            **({} if self.whole else {"whole": False}), **({"foreseen": True} if self.foreseen else {}),
+        }  # fmt: skip
 
 
 def confirm(

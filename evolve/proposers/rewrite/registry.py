@@ -9,17 +9,10 @@ from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, 
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
-        grid.CacheAcrossAxis(),
-        dots.ChunkRows(),
-        dots.ChunkColumns(),
-        dots.ScaleBeforeDot(),
-        dots.ReassociateScale(),
-        tiles.SkipMaskedTiles(),
-        normalise.NormaliseOnce(),
-        exponents.BaseTwoSoftmax(),
-        grid.WholeReductionBlock(),
-        unroll_grid.UnrollGridAxis(),
-    )
+        grid.CacheAcrossAxis(), dots.ChunkRows(), dots.ChunkColumns(), dots.ScaleBeforeDot(),
+        dots.ReassociateScale(), tiles.SkipMaskedTiles(), normalise.NormaliseOnce(), exponents.BaseTwoSoftmax(),
+        grid.WholeReductionBlock(), unroll_grid.UnrollGridAxis(),
+    )  # fmt: skip
 
 
 def gluon_rules() -> tuple[Rule, ...]:
@@ -29,12 +22,9 @@ def gluon_rules() -> tuple[Rule, ...]:
 
 def triton_rules() -> tuple[Rule, ...]:
     return (
-        *gluon_rules(),
-        loads.TransposedStore(),
-        descriptors.DescriptorLoad(),
-        lower.LowerProduct(),
+        *gluon_rules(), loads.TransposedStore(), descriptors.DescriptorLoad(), lower.LowerProduct(),
         chain.LowerChain(),
-    )
+    )  # fmt: skip
 
 
 def rules(language: Language) -> tuple[Rule, ...]:

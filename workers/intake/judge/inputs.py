@@ -186,8 +186,8 @@ def draws(
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
             if family(kind) == "nan":
                 values *= rng.choice((1.0, 1.0, SURE))
-            if lone in ("", operand.name):
-                _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
+            special = SPECIAL[family(kind)] if lone in ("", operand.name) else ()
+            _with_special(values, special, rng, whole=kind not in SPECIAL)
     if kind == USUAL:
         _pointed(operands, made, rng)
     if kind in SET_APART:
