@@ -458,12 +458,9 @@ class _Placed:
 
 
 def _set_apart(
-    operands: Sequence[Operand],
-    floats: Mapping[str, np.ndarray],
-    kind: str,
-    spread: int,
+    operands: Sequence[Operand], floats: Mapping[str, np.ndarray], kind: str, spread: int,
     rng: np.random.Generator,
-) -> None:
+) -> None:  # fmt: skip
     """Change normal values in place as ``draws`` says of ``spread``. Rows are those along the last axis."""
     placed = []
     tiny_at = int(rng.integers(1 << 30))  # the same rows of every operand: what is added up is tiny, too
@@ -543,13 +540,9 @@ def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarra
 
 
 def _put(
-    one: _Placed,
-    others: Sequence[_Placed],
-    places: Sequence[tuple[int, ...]],
-    value: float,
-    partner: float,
+    one: _Placed, others: Sequence[_Placed], places: Sequence[tuple[int, ...]], value: float, partner: float,
     rng: np.random.Generator,
-) -> None:
+) -> None:  # fmt: skip
     """Set an outlier at the first place where it meets values that may be made ordinary ones; else where it may."""
     free = [place for place in places if not one.kept[place] and not one.met[place]]
     for place in free:
