@@ -323,12 +323,22 @@ extern "C" __global__ void scaled(const float *x, float *y, int n) {
 def run(x):
     y = torch.empty_like(x)
     n = x.numel()
-    made.scaled(GIVEN, grid=((n + 255) // 256, 1, 1), block=(256,), shared_mem=8)
+    made.scaled(GIVEN)
     return y
 """
 
 
-@pytest.mark.parametrize("given", ["x, y, n", "args=[x.data_ptr(), y.data_ptr(), n]"])
+SIZES = "grid=((n + 255) // 256, 1, 1), block=(256,), shared_mem=8"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"x, y, n, {SIZES}",
+        f"args=[x.data_ptr(), y.data_ptr(), n], {SIZES}",
+        "(n + 255) // 256, (256, 1), 8, x, y, n",
+    ],
+)
 def test_a_kernel_that_python_launches_by_its_grid_is_launched_so(tmp_path, given):
     asked = request(tmp_path, call="f32[96, 200]")
     (tmp_path / "direct.py").write_text(DIRECT.replace("GIVEN", given))
