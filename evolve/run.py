@@ -215,15 +215,9 @@ class _Run:
         archive = Archive(search.islands, search.migration_interval)
         searcher = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
         campaign = Campaign(
-            plan,
-            searcher,
-            archive,
-            references,
-            self.journal,
-            self._show,
-            self._racing(archive),
+            plan, searcher, archive, references, self.journal, self._show, self._racing(archive),
             ready=lambda: references.wait(0.0),
-        )
+        )  # fmt: skip
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)
         campaign.elapsed_before = _earlier_seconds(self.journal)

@@ -31,21 +31,12 @@ _CODING = re.compile(r"[ \t]*#.*?coding[:=][ \t]*([-\w.]+)")
 _DEF = re.compile(r"\s*(async\s+)?def\b")
 
 _FORBIDDEN: dict[type[ast.AST], str] = {
-    ast.Global: "a global statement",
-    ast.Nonlocal: "a nonlocal statement",
-    ast.ClassDef: "a class",
-    ast.AsyncFunctionDef: "an async function",
-    ast.AsyncFor: "an async loop",
-    ast.AsyncWith: "an async with",
-    ast.Await: "await",
-    ast.Yield: "a generator",
-    ast.YieldFrom: "a generator",
-    ast.With: "a with statement",
-    ast.Try: "a try statement",
-    ast.TryStar: "a try statement",
-    ast.Delete: "a del statement",
+    ast.Global: "a global statement", ast.Nonlocal: "a nonlocal statement", ast.ClassDef: "a class",
+    ast.AsyncFunctionDef: "an async function", ast.AsyncFor: "an async loop", ast.AsyncWith: "an async with",
+    ast.Await: "await", ast.Yield: "a generator", ast.YieldFrom: "a generator", ast.With: "a with statement",
+    ast.Try: "a try statement", ast.TryStar: "a try statement", ast.Delete: "a del statement",
     ast.Match: "a match statement",
-}
+}  # fmt: skip
 """What is refused in words of its own; whatever is not among ``_KNOWN`` is refused by its name."""
 
 _KNOWN = (

@@ -1,4 +1,4 @@
-"""Gates: whether an output counts as right. Every comparison is written so that NaN fails."""
+"""Gates: comparisons that decide whether an output is right. Each is written so that NaN fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
 
 
 def agreement(output: np.ndarray, reference: np.ndarray, counted: np.ndarray | None = None) -> float:
-    """Share of elements whose bits are equal, of those ``counted`` (bool over leading axes; all without it)."""
+    """Share (0 to 1) of elements with equal bits. ``counted``: those compared (bool over leading axes); None: all."""
     if counted is not None:
         output, reference = output[counted], reference[counted]
     return 1 - int(elements.differing(output, reference).sum()) / max(reference.size, 1)
@@ -54,7 +54,9 @@ def read_gates(
     *,
     least: float = 0.0,
 ) -> list[GateReading]:
-    """Every gate on one set of outputs; ``kind`` names their inputs. Shapes and dtypes are checked before.
+    """Readings of every gate on one set of outputs, whose shapes and dtypes ``ill_formed`` has checked.
+
+    ``references``: the answers of the operator by the name that a gate gives; ``kind``: that of the inputs.
 
     ``least``: what the target's own sums explain of an element's error (see ``fitness.elements``).
     """
@@ -105,7 +107,7 @@ def _read(
 
 
 def _bar(gate: SnrGate, references: Mapping[str, Arrays], name: str, wanted: np.ndarray) -> float:
-    """dB that an output needs: what codes that turn explain beside ``min_db`` is not held against it."""
+    """Least SNR of an output in dB: ``gate.min_db``, less what codes explain that turn by a rounding."""
     signal = float(np.sum(wanted.astype(np.float64, copy=False) ** 2))
     if gate.turned is None or signal == 0.0:
         return gate.min_db
@@ -120,7 +122,7 @@ def _read_agreement(
     kind: str,
     least: float,
 ) -> GateReading:
-    """The reading of the output that is nearest to its bar, or farthest below."""
+    """The gate's reading on the output with the least margin above its bar, or the farthest below it."""
     reference = references[gate.reference]
     for name, other in (pair for beside in gate.either for pair in references[beside].items()):
         same = ~elements.differing(outputs[name], other).reshape(other.shape)
@@ -145,7 +147,7 @@ def _unlike_rounding(
     counted: Mapping[str, np.ndarray],
     least: float,
 ) -> str:
-    """What is wrong with single elements, codes under exponents first; empty where all is explained."""
+    """The fault of single elements in a sentence, codes under exponents first; empty where rounding explains all."""
     exponents = dict(gate.scaled)
     worst = max(elements.ROUNDED, least, elements.INEXACT if gate.allowance else 0.0)
 
@@ -167,7 +169,7 @@ def _unlike_rounding(
 
 
 def failure(readings: Sequence[GateReading], gates: Sequence[Gate]) -> str | None:
-    """One line on the first gate that did not pass; None when all did."""
+    """A line on the first gate that did not pass; None where all did."""
     by_name = {gate.name: gate for gate in gates}
     for reading in readings:
         if reading.passed:

@@ -74,14 +74,9 @@ def read_isa(
     found = reader(text, usage)
     resident, limit = architecture.resident_warps(warps, found["registers"], shared)
     return KernelIsa(
-        name=name,
-        warps=warps,
-        shared=shared,
-        resident=resident,
-        most_resident=architecture.warps,
-        limit=limit,
+        name=name, warps=warps, shared=shared, resident=resident, most_resident=architecture.warps, limit=limit,
         **found,
-    )
+    )  # fmt: skip
 
 
 _AMD_FIELD = r"^\s*-?\s*\.{}:\s+(\d+)"
@@ -99,15 +94,12 @@ def _read_amd(text: str, usage: str) -> dict[str, Any]:
     if not counts:
         counts = Counter(_AMD_LINE.findall(text))
     return {
-        "registers": field("vgpr_count"),
-        "accumulators": field("agpr_count"),
-        "spilled": field("vgpr_spill_count"),
-        "stack_bytes": field("private_segment_fixed_size"),
-        "instructions": sum(counts.values()),
+        "registers": field("vgpr_count"), "accumulators": field("agpr_count"), "spilled": field("vgpr_spill_count"),
+        "stack_bytes": field("private_segment_fixed_size"), "instructions": sum(counts.values()),
         "matrix": _chosen(counts, r"v_(mfma|smfmac|s?wmmac?)_"),
         "stores": _chosen(counts, r"(global|buffer|flat)_store_"),
         "loads": _chosen(counts, r"(global|buffer|flat)_load_"),
-    }
+    }  # fmt: skip
 
 
 _SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)", re.M)

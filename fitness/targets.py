@@ -1,4 +1,4 @@
-"""Targets: where a fitness comes from: a device measured it, a model did, or candidates are only compiled."""
+"""Targets: the hardware that candidates are for, and whether a device times them, a model does, or nothing does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnknownTarget(LookupError):
 
 @dataclass(frozen=True)
 class Target:
-    """``name`` in YAML and journals, ``kind`` of its figures, and the part they speak of."""
+    """A target: its ``name`` in YAML and journals, the ``kind`` of its figures, and its hardware, ``part``."""
 
     name: str
     kind: FigureKind
@@ -41,7 +41,7 @@ class Target:
 
     @property
     def hardware(self) -> Chip | Gpu:
-        """What a target with times speaks of."""
+        """The chip or GPU of a target that has times."""
         assert not isinstance(self.part, Architecture)
         return self.part
 
@@ -59,7 +59,7 @@ class Target:
 
     @property
     def architecture(self) -> Architecture:
-        """What a target that only compiles compiles for."""
+        """The architecture of a target that only compiles."""
         assert isinstance(self.part, Architecture)
         return self.part
 
@@ -75,7 +75,7 @@ class Target:
 
     @property
     def reached(self) -> Reached:
-        """What runs a candidate on the gates' inputs."""
+        """The strongest check that a candidate passes here: on a device, as a traced program, or in an interpreter."""
         if self.compile_only or self.gpu_interpreter:
             return Reached.INTERPRETER
         return Reached.DEVICE if self.measured and not self.interpreted else Reached.TRACE
@@ -87,7 +87,7 @@ class Target:
 
     @property
     def constants(self) -> Mapping[str, int]:
-        """Numbers that a kernel's constraints may name."""
+        """Sizes of the hardware by name, bytes or counts, which a kernel's constraints may use."""
         if isinstance(self.part, Chip):
             return {"vmem_bytes": self.part.vmem_bytes}
         return {"smem_bytes": self.part.smem_bytes, "multiprocessors": self.part.multiprocessors}

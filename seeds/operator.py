@@ -86,8 +86,6 @@ class Suite:
     def __post_init__(self) -> None:
         if not self.workloads or not self.check:
             raise ValueError(f"suite {self.name} needs at least one workload and one check workload")
-        for name in ("workloads", "check", "final"):
-            object.__setattr__(self, name, in_order(getattr(self, name)))
 
     def timed(self, scope: Scope) -> tuple[Workload, ...]:
         """Workloads of a scope; the suite's own where it has no final ones."""

@@ -14,13 +14,8 @@ def traced(source, params=PARAMS, m=256, n=256, k=512):
     workload = {"id": "w", "inputs": [tensor("a", m, k), tensor("b", k, n)], "outputs": [tensor("c", m, n)]}
     chip = {"kind": "TPU7x", "cores": 1}
     data = {
-        "source": source,
-        "params": params,
-        "chip": chip,
-        "workloads": [workload],
-        "check": [],
-        "lower": ["w"],
-    }
+        "source": source, "params": params, "chip": chip, "workloads": [workload], "check": [], "lower": ["w"],
+    }  # fmt: skip
     frames = []
     pallas_trace.run(Frame("pallas.trace", data), frames.append)
     if frames[-1].kind == "artefact":

@@ -31,20 +31,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Budget",
-    "RecordedCampaign",
-    "RunningCampaign",
-    "UserError",
-    "__version__",
-    "capture",
-    "load_library",
-    "open_campaign",
-    "program",
-    "resume",
-    "run",
-    "start",
-    "tune",
-]
+    "Budget", "RecordedCampaign", "RunningCampaign", "UserError", "__version__", "capture", "load_library",
+    "open_campaign", "program", "resume", "run", "start", "tune",
+]  # fmt: skip
 
 _HOMES = {"UserError": "tilewright.evolve.errors"}
 

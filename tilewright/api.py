@@ -203,13 +203,10 @@ class _Watcher:
 
     def update(self, snapshot: Snapshot) -> None:
         self._tell(
-            evaluations=snapshot.evaluations,
-            budget=snapshot.evaluations_budget,
-            seconds=snapshot.elapsed_seconds,
-            verdicts=dict(snapshot.verdicts),
-            best=snapshot.best.fitness if snapshot.best else None,
+            evaluations=snapshot.evaluations, budget=snapshot.evaluations_budget, seconds=snapshot.elapsed_seconds,
+            verdicts=dict(snapshot.verdicts), best=snapshot.best.fitness if snapshot.best else None,
             running=list(snapshot.activity),
-        )
+        )  # fmt: skip
 
     def note(self, text: str) -> None:
         self._tell(note=text)
@@ -696,25 +693,12 @@ def _row(data: CampaignData, number: int) -> dict[str, Any]:
     candidate, evaluation = point.candidate, point.evaluation
     low, high = evaluation.interval or (None, None)
     return {
-        "evaluation": number + 1,
-        "candidate": candidate.index,
-        "genome": candidate.genome.id,
-        "parents": list(candidate.parents),
-        "mutation": candidate.mutation.kind.value,
-        "proposer": candidate.mutation.proposer,
-        "detail": candidate.mutation.detail,
-        "island": candidate.island,
-        "generation": candidate.generation,
-        "verdict": evaluation.verdict.value,
-        "reason": evaluation.reason,
-        "stage": evaluation.stage.value,
-        "fitness": evaluation.fitness,
-        "fitness_low": low,
-        "fitness_high": high,
-        "unit": data.unit,
-        "target": data.target,
-        "kind": data.kind,
-        "seconds": point.elapsed,
+        "evaluation": number + 1, "candidate": candidate.index, "genome": candidate.genome.id,
+        "parents": list(candidate.parents), "mutation": candidate.mutation.kind.value,
+        "proposer": candidate.mutation.proposer, "detail": candidate.mutation.detail, "island": candidate.island,
+        "generation": candidate.generation, "verdict": evaluation.verdict.value, "reason": evaluation.reason,
+        "stage": evaluation.stage.value, "fitness": evaluation.fitness, "fitness_low": low, "fitness_high": high,
+        "unit": data.unit, "target": data.target, "kind": data.kind, "seconds": point.elapsed,
         **{f"param.{name}": value for name, value in candidate.genome.params.items()},
         **{f"rate.{figures.workload}": figures.rate for figures in evaluation.workloads},
-    }
+    }  # fmt: skip

@@ -156,14 +156,9 @@ def conclude_measured(
         raise UserError(f"the final comparison failed: {reason}; resume to try again.")
     suite = resolved.suite
     found = dispatch_table.table(
-        resolved.operator,
-        suite.workloads,
-        suite.name,
-        comparison,
-        genomes,
-        resolved.target.constants,
+        resolved.operator, suite.workloads, suite.name, comparison, genomes, resolved.target.constants,
         resolved.target.hardware,
-    )
+    )  # fmt: skip
     try:
         (folder / COMPARISON_FILE).write_text(comparison.to_json() + "\n", encoding="utf-8")
         dispatch_table.write(found, folder / dispatch_table.FILE)

@@ -81,12 +81,8 @@ class SearchConfig(_Section):
     """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
 
     proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
-        "parameters",
-        "surrogate",
-        "crossover",
-        "rewrite",
-        "source_crossover",
-    )
+        "parameters", "surrogate", "crossover", "rewrite", "source_crossover",
+    )  # fmt: skip
     niches: bool = True
     """A kernel that a rewrite wrote in another structure is tuned by itself before it competes (with ``rewrite``)."""
 

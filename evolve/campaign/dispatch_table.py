@@ -120,12 +120,9 @@ def table(
     for workload in workloads:
         choice = choices[workload.id]
         figure = {
-            "seconds": choice.seconds,
-            "rate": rate(operator, workload, choice.seconds),
-            "unit": rate_unit(operator),
-            "ratio_to_default": choice.ratio,
-            "interval": [choice.low, choice.high],
-        }
+            "seconds": choice.seconds, "rate": rate(operator, workload, choice.seconds),
+            "unit": rate_unit(operator), "ratio_to_default": choice.ratio, "interval": [choice.low, choice.high],
+        }  # fmt: skip
         if device is not None:
             flops, size = operator.flops(workload), operator.bytes(workload)
             kind = matrix_kind(operator, operator.inputs(workload))

@@ -41,27 +41,25 @@ class Resolved:
         return Space.from_source(source, self.constants)
 
     @property
+    def shapes(self) -> tuple[Workload, ...]:
+        """Every shape a candidate runs on."""
+        return (*self.suite.workloads, *self.suite.final, *self.suite.check)
+
+    @property
     def constants(self) -> list[Mapping[str, int | float]]:
-        """What constraints may name beside parameters: one mapping for each shape a candidate runs on."""
-        suite = self.suite
-        shapes = (*suite.workloads, *suite.final, *suite.check)
-        fixed = {**self.operator.constants, **self.target.constants}
-        return [{**fixed, **shape.dims} for shape in shapes]
+        """What constraints may name beside parameters: one mapping for each of ``shapes``."""
+        return [{**self.operator.constants, **self.target.constants, **s.dims} for s in self.shapes]
 
     def moved_starts(self) -> list[str]:
         """A line for each seed that starts beside its declared defaults: where, and which shape bars those."""
-        shapes = (*self.suite.workloads, *self.suite.final, *self.suite.check)
         found = []
         for name, genome in ((start.name, start.genome) for start in self.starts):
             declared = {**self.space(genome.source).defaults, **self.operator.kernels[name].overrides}
-            wanted: dict[str, Value] = declared  # type: ignore[assignment]
-            moved = [f"{n} {v!r}" for n, v in sorted(genome.params.items()) if wanted[n] != v]
-            for shape, constants in zip(shapes if moved else (), self.constants, strict=False):
-                with contextlib.suppress(SpaceError):
-                    if broken := Space.from_source(genome.source, [constants]).violations(wanted):
-                        why = f"its defaults are illegal at {shape.id}: {broken[0]}"
-                        found.append(f"starts from: seed {name} at {', '.join(moved)}, since {why}")
-                        break
+            wanted = Genome(genome.source, declared)  # type: ignore[arg-type]
+            moved = ", ".join(f"{n} {v!r}" for n, v in sorted(genome.params.items()) if wanted.params[n] != v)
+            reasons = ((shape.id, objection(self, wanted, shape)) for shape in self.shapes)
+            if moved and (bar := next((f"{at}: {why}" for at, why in reasons if why), None)):
+                found.append(f"starts from: seed {name} at {moved}, since its defaults are illegal at {bar}")
         return found
 
     def floors(self) -> dict[str, dict[str, float]]:

@@ -117,9 +117,10 @@ class Intake:
 
 
 @contextlib.contextmanager
-def started_intake(target: str | None) -> Iterator[Intake]:
-    """The process that will read a function in, for a target of that name."""
-    intake = Intake(PALLAS if target and _TPU.fullmatch(target) else MAIN)
+def started_intake(target: str | None, place: str = "") -> Iterator[Intake]:
+    """The process that will read the function at a place in, for a target of that name."""
+    cuda = holds_cuda(Path(place.rpartition(":")[0]))
+    intake = Intake(CUDA if cuda else PALLAS if target and _TPU.fullmatch(target) else MAIN)
     try:
         yield intake
     finally:

@@ -142,7 +142,7 @@ def _tune(arguments: argparse.Namespace, tell: Tell) -> int:
     began = time.monotonic()
     name = arguments.target or child.default_target(arguments.place)
     with (
-        child.started_intake(name) as intake,
+        child.started_intake(name, arguments.place) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
     ):
         # what the command imports takes as long as what the child does
@@ -238,7 +238,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     name = arguments.target or default_target(arguments.place)
     with (
-        started_intake(name) as intake,
+        started_intake(name, arguments.place) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
         contextlib.ExitStack() as stack,
         _beats(arguments.place),
@@ -275,7 +275,7 @@ def _check(arguments: argparse.Namespace) -> int:
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         asked = answer.get("asked", request)
-        for line in preflight.screen(answer, asked.reference, target.label):
+        for line in (*preflight.screen(answer, asked.reference, target.label), *preflight.rewrites(answer)):
             _say(line)
     return 0
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from tilewright.workers.intake.calls.dtypes import is_float
 from tilewright.workers.intake.calls.kept_values import FILE, write_renamed
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
@@ -149,7 +148,7 @@ def _points(answer: Mapping[str, Any]) -> str:
 def _can_be_sampled(answer: Mapping[str, Any]) -> bool:
     """Whether operands may come from tables, value by value: sizes that add up to something may not."""
     rows = answer["operands"]
-    if any(row[6] or (row[9] is not None and is_float(row[1])) for row in rows):
+    if any(row[6] for row in rows):
         return False
     totals = any(row[4] for row in rows)
     return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))

@@ -65,21 +65,23 @@ NOISE = 2.0**-12
 
 
 def seed_failure(
-    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0
+    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> str:  # fmt: skip
     """Why a campaign refuses the function that was read in; empty where it starts.
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
     kinds of inputs that the kernel fails on the target are taken off ``answer``, and a bound that single elements of
     others miss is widened by the kernel's own error there, up to what its types explain, with a note for each. Noise
-    of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn.
+    of candidates may then be ``ROOM_DB`` above the kernel's, and twice as many of their codes may turn. ``say`` is told
+    the first verdict of each round.
     """
     own = answer.get("asked", request).reference == SELF
     with tempfile.TemporaryDirectory(prefix="tilewright-check-") as home:
         while True:
             try:
                 evaluation, gates = _evaluation(
-                    request, answer, target, device and device.lend(), Path(home), seed
+                    request, answer, target, device and device.lend(), Path(home), seed, say
                 )
             except SeedFailed as error:
                 return str(error)
@@ -117,7 +119,7 @@ def run_judged(
         return run(config, home, make_display(), lent, tuned=tuned_entry(request, answer, where))
 
     def settle(lent: WarmDevice | None, first: str) -> None:
-        if why := seed_failure(request, answer, target, lent, config.seed):
+        if why := seed_failure(request, answer, target, lent, config.seed, say):
             raise SeedFailed(f"{first} it {why}.")
         for note in answer["notes"][known:]:
             say(f"  note       {note}")
@@ -227,7 +229,11 @@ def _shrink_inputs(answer: MutableMapping[str, Any], failed: GateReading) -> boo
 def _lower_defaults(answer: MutableMapping[str, Any], why: str) -> bool:
     """Whether the seed begins with smaller blocks now, which its own space has, since its own need too much memory."""
     own, space = answer["defaults"], answer["space"]
-    less = {name: max([v for v in space[name] if v < own[name]], default=own[name]) for name in own}
+    below = {name: sorted((v for v in space[name] if v < own[name]), reverse=True) for name in own}
+    over = re.search(r"take ([\d.]+)(\w?) of ([\d.]+)(\w?) ", why)  # a step may halve each of them
+    share = float(over[1]) / float(over[3]) if over and over[2] == over[4] else 1.0
+    steps = math.ceil(max(1.0, math.log2(share) / max(1, sum(map(bool, below.values())))))
+    less = {name: [own[name], *values][: steps + 1][-1] for name, values in below.items()}
     answer["source"] = re.sub(r"(?ms)^DEFAULTS = \{.*?\}", f"DEFAULTS = {less!r}", answer["source"], count=1)
     answer["defaults"] = less
     begins = "the search begins with "
@@ -237,7 +243,8 @@ def _lower_defaults(answer: MutableMapping[str, Any], why: str) -> bool:
 
 
 def _evaluation(
-    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int
+    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Evaluation, Sequence[Gate]]:  # fmt: skip
     """The seed's, as a campaign makes it, with the readings of all ``DRAWS``, and the gates that were read. Raises
     SeedFailed where there is none."""
@@ -258,7 +265,12 @@ def _evaluation(
             pool.submit(Job(draw, resolved.starts[0].genome, gate_seed(seed, draw), best=math.inf))
         until = time.monotonic() + SECONDS
         while len(finished) < draws and time.monotonic() < until:
+            begun = not finished
             finished += (evaluation for _, evaluation in pool.wait(1.0))
+            if begun and finished:
+                times = [f"{1e6 * f.seconds:.1f} us at {f.workload}" for f in finished[0].workloads]
+                said = ", ".join([finished[0].verdict.value, *times])
+                say(f"  seed       {said}: the first of {draws} draws, as a campaign judges it")
     finally:
         pool.close()
     if len(finished) < draws:

@@ -63,24 +63,15 @@ def _kernels(
             if entry == "launch":
                 node = _OnDevice(operands[0]).visit(node)
         body.append(node)
-    made = Renamed(function, _kernel_call_name(function)).visit(ast.Module(body, []))
+    made = Renamed(function, f"{function}_kernel_call").visit(ast.Module(body, []))
     text = f"{ast.unparse(ast.fix_missing_locations(made))}\n\nPARAMS = {dict(params)!r}\n{code}"
     return text, "cuda" if code else entry
 
 
-def _kernel_call_name(function: str) -> str:
-    """What a kernel module's own name becomes that is the user's function's, too."""
-    return f"{function}_kernel_call"
-
-
 def winner_module(
-    source: str,
-    params: Mapping[str, Any],
-    request: Any,
-    answer: Mapping[str, Any],
-    note: str,
+    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str,
     folder: Path | None,
-) -> str:
+) -> str:  # fmt: skip
     """The winner as a module of its own in ``folder`` (None: in any), with the original's signature: it serves the
     calls that were tuned, and gives every other one to the original."""
     names = [row[0] for row in answer["operands"]]
@@ -137,7 +128,7 @@ def winner_module(
         sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]
         rows = {tuple(map(of, own)): [(*row[:2], of(row)) for row in answer["results"]] for of in sizes}
         kernels += f"RESULTS = {rows!r}\nPLANS = {{}}\n"
-    start = _kernel_call_name(request.name) if entry == request.name else entry
+    start = f"{entry}_kernel_call" if entry == request.name else entry  # two of one name
     ways = {"launch": f"{start}(tilewright_own, PARAMS)", "cuda": "called(globals(), tilewright_own)"}
     way = "tilewright_paired(tilewright_own)" if pair else ways.get(entry)
     run = f"tilewright_returned({way}, **tilewright_own)"

@@ -67,23 +67,15 @@ def candidate_run(
     """
     mutation = candidate.mutation
     tags = {
-        CANDIDATE: str(candidate.index),
-        "tilewright.genome": candidate.genome.id,
-        "operator": str(facts.get("operator")),
-        "target": evaluation.target,
-        "target_kind": str(facts.get("target_kind")),
-        "suite": evaluation.suite,
-        "verdict": evaluation.verdict.value,
-        "stage": evaluation.stage.value,
-        "island": str(candidate.island),
-        "generation": str(candidate.generation),
-        "mutation": mutation.kind.value,
-        "mutation.detail": mutation.detail,
-        "proposer": mutation.proposer,
+        CANDIDATE: str(candidate.index), "tilewright.genome": candidate.genome.id,
+        "operator": str(facts.get("operator")), "target": evaluation.target,
+        "target_kind": str(facts.get("target_kind")), "suite": evaluation.suite,
+        "verdict": evaluation.verdict.value, "stage": evaluation.stage.value, "island": str(candidate.island),
+        "generation": str(candidate.generation), "mutation": mutation.kind.value,
+        "mutation.detail": mutation.detail, "proposer": mutation.proposer,
         "parents": ", ".join(f"{p.index:04d}" for p in parents) or "none",
-        "parents.run_ids": ", ".join(parent_runs),
-        NOTE: note,
-    }
+        "parents.run_ids": ", ".join(parent_runs), NOTE: note,
+    }  # fmt: skip
     if evaluation.reason:
         tags["reason"] = evaluation.reason
     if evaluation.artefact:
@@ -108,27 +100,20 @@ def campaign_run(
 ) -> RunContent:
     """The parent run of a campaign at its start."""
     tags = {
-        UID: uid,
-        "tilewright.campaign": str(facts.get("id")),
-        "operator": str(facts.get("operator")),
-        "target": str(facts.get("target")),
-        "target_kind": str(facts.get("target_kind")),
-        "suite": str(facts.get("suite")),
-        **{f"toolchain.{name}": version for name, version in toolchain.items()},
+        UID: uid, "tilewright.campaign": str(facts.get("id")), "operator": str(facts.get("operator")),
+        "target": str(facts.get("target")), "target_kind": str(facts.get("target_kind")),
+        "suite": str(facts.get("suite")), **{f"toolchain.{name}": version for name, version in toolchain.items()},
         **{f"system.{name}": value for name, value in system.items() if name != "commit"},
         COMMIT: system.get("commit", "").removesuffix("+changes"),
-    }
+    }  # fmt: skip
     budget = facts.get("budget")
     params = {k: facts.get(k) for k in ("name", "operator", "target", "suite", "seed")}
     params.update({f"budget.{k}": v for k, v in budget.items()} if isinstance(budget, Mapping) else {})
     params.update({k: v for k, v in flatten(config).items() if k not in params})
     return RunContent(
-        name=str(facts.get("id")),
-        passed=True,
-        params=_params({k: v for k, v in params.items() if v is not None}),
-        metrics={},
-        tags=_tags(tags),
-    )
+        name=str(facts.get("id")), passed=True, params=_params({k: v for k, v in params.items() if v is not None}),
+        metrics={}, tags=_tags(tags),
+    )  # fmt: skip
 
 
 def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:

@@ -72,14 +72,9 @@ def view_state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> str
 def _state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> dict[str, object]:
     rate, gain = fitness_metric(unit, kind), gain_metric(kind)
     widths = {
-        RUN_NAME: 200,
-        f"metrics.`{rate}`": 9 * len(rate),
-        f"metrics.`{gain}`": 9 * len(gain),
-        "tags.`parents`": 90,
-        "tags.`verdict`": 80,
-        "tags.`mutation`": 90,
-        "tags.`proposer`": 90,
-    }
+        RUN_NAME: 200, f"metrics.`{rate}`": 9 * len(rate), f"metrics.`{gain}`": 9 * len(gain), "tags.`parents`": 90,
+        "tags.`verdict`": 80, "tags.`mutation`": 90, "tags.`proposer`": 90,
+    }  # fmt: skip
     return {
         "searchFilter": f"tags.`tilewright.uid` = '{uid}' and tags.`tilewright.candidate` != ''",
         "orderByKey": f"metrics.`{rate}`",
@@ -127,13 +122,9 @@ def _scatter(name: str, x: str, y: str, across: str = "METRIC") -> dict[str, obj
 
 def _card(name: str, kind: str) -> dict[str, object]:
     return {
-        "type": kind,
-        "uuid": f"tilewright-{name}",
-        "metricSectionId": SECTION,
-        "deleted": False,
-        "isGenerated": False,
-        "runsCountToCompare": 100,
-    }
+        "type": kind, "uuid": f"tilewright-{name}", "metricSectionId": SECTION, "deleted": False,
+        "isGenerated": False, "runsCountToCompare": 100,
+    }  # fmt: skip
 
 
 def varied_parameters(points: Iterable[Mapping[str, Value]]) -> list[str]:

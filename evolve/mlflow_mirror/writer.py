@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import (
-    Metric,
-    Param,
-    Run,
-    RunTag,
-)
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from tilewright.evolve.mlflow_mirror import content as run_content

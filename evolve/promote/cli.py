@@ -109,14 +109,9 @@ def _promote(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     options = Options(
-        suite=arguments.suite,
-        name=arguments.name,
-        candidate=arguments.candidate,
-        table=arguments.table,
-        against=arguments.against,
-        dry_run=arguments.dry_run,
-        force_reason=arguments.force_reason,
-    )
+        suite=arguments.suite, name=arguments.name, candidate=arguments.candidate, table=arguments.table,
+        against=arguments.against, dry_run=arguments.dry_run, force_reason=arguments.force_reason,
+    )  # fmt: skip
     writer = _writer(arguments)
     folder = find_campaign(home, arguments.campaign)
     outcome = promote(folder, writer, options, _say, _evaluator(arguments.address))

@@ -102,15 +102,9 @@ def promote(
         say(line)
     overruled = judgement.require(options.force_reason)
     promotion = Promotion(
-        nomination,
-        operator,
-        judgement,
-        verification.found,
-        names,
-        options.force_reason if overruled else None,
-        overruled,
-        refused,
-    )
+        nomination, operator, judgement, verification.found, names, options.force_reason if overruled else None,
+        overruled, refused,
+    )  # fmt: skip
     version = None if options.dry_run else _write(promotion, writer, current, say)
     return PromotionOutcome(operator, version, judgement, promotion)
 
@@ -134,15 +128,10 @@ def record(promotion: Promotion, version: str) -> str | None:
     try:
         with Journal(promotion.nomination.folder / JOURNAL, write=True) as journal:
             journal.add_event(
-                EVENT,
-                operator=promotion.operator,
-                version=version,
-                candidates=[c.index for c in promotion.nomination.candidates],
-                gain=promotion.judgement.gain,
-                figures=promotion.judgement.kind.value,
-                forced=promotion.forced,
-                overruled=promotion.overruled,
-            )
+                EVENT, operator=promotion.operator, version=version,
+                candidates=[c.index for c in promotion.nomination.candidates], gain=promotion.judgement.gain,
+                figures=promotion.judgement.kind.value, forced=promotion.forced, overruled=promotion.overruled,
+            )  # fmt: skip
     except JournalError as error:
         return str(error)
     return None
@@ -201,13 +190,10 @@ def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None,
     if counted:
         receipt["targets"][promotion.nomination.resolved.target.name][sanitizer.TOOL] = counted
     note: dict[str, Any] = {
-        "action": "promote",
-        "campaign": promotion.nomination.campaign,
-        "target": promotion.nomination.resolved.target.name,
-        "gain": promotion.judgement.gain,
-        "kind": promotion.judgement.kind.value,
-        "forced": promotion.forced,
-    }
+        "action": "promote", "campaign": promotion.nomination.campaign,
+        "target": promotion.nomination.resolved.target.name, "gain": promotion.judgement.gain,
+        "kind": promotion.judgement.kind.value, "forced": promotion.forced,
+    }  # fmt: skip
     with writer.writing():
         if writer.index(operator)["current"] != (current[0] if current else None):
             raise Refusal(

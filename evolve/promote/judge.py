@@ -133,17 +133,10 @@ def _shape(
         if other != genome:
             ratio = comparison.ratio(other, genome, [workload.id])
     return Shape(
-        figures=figures,
-        dims=dict(workload.dims),
-        genome=genome,
-        seconds=figures.seconds,
-        interval=interval,
-        incumbent=theirs.contender.name,
-        incumbent_genome=other,
-        incumbent_seconds=incumbent,
-        gain=ratio.value,
+        figures=figures, dims=dict(workload.dims), genome=genome, seconds=figures.seconds, interval=interval,
+        incumbent=theirs.contender.name, incumbent_genome=other, incumbent_seconds=incumbent, gain=ratio.value,
         gain_interval=(ratio.low, ratio.high),
-    )
+    )  # fmt: skip
 
 
 def _error_of_gain(ours: Verified, theirs: Verified, figures: WorkloadFigures) -> float:

@@ -98,14 +98,10 @@ def nominate(
     else:
         chosen, assigned = [_one(folder.name, known, candidate, finished[-1].detail.get("winner"))], {}
     return Nomination(
-        campaign=folder.name,
-        folder=folder,
-        started=next(event.at for event in events if event.kind == "started"),
-        resolved=resolved,
-        candidates=tuple(chosen),
-        assigned=assigned,
+        campaign=folder.name, folder=folder, started=next(event.at for event in events if event.kind == "started"),
+        resolved=resolved, candidates=tuple(chosen), assigned=assigned,
         lineage={c.genome.id: _lineage(c, known) for c in chosen},
-    )
+    )  # fmt: skip
 
 
 def _one(campaign: str, known: Sequence[Candidate], name: str | None, winner: str | None) -> Candidate:

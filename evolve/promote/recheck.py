@@ -21,7 +21,14 @@ from tilewright.evolve.promote.command import MakeEvaluator
 from tilewright.evolve.promote.judge import own_figures
 from tilewright.evolve.promote.library_writer import Finding, LibraryError, LibraryWriter
 from tilewright.evolve.promote.serving import checked_shapes, timed_workloads
-from tilewright.evolve.promote.verify import Contender, Refusal, Verified, served_constraints, verify
+from tilewright.evolve.promote.verify import (
+    Contender,
+    Refusal,
+    Verified,
+    left_out_constraints,
+    served_constraints,
+    verify,
+)
 from tilewright.evolve.promote.version_files import (
     Files,
     device_names,
@@ -312,13 +319,10 @@ def _write(writer: LibraryWriter, found: Recheck) -> str | None:
     A library that was changed meanwhile is left as it is (Refusal).
     """
     note: dict[str, Any] = {
-        "action": "recheck",
-        "target": found.entry_name,
-        "rechecked_on": found.where,
-        "failed": dict(sorted(found.failed.items())),
-        "dropped": [region["workload"] for region in found.dropped],
+        "action": "recheck", "target": found.entry_name, "rechecked_on": found.where,
+        "failed": dict(sorted(found.failed.items())), "dropped": [region["workload"] for region in found.dropped],
         "slower": {s.region["workload"]: s.change for s in found.slower},
-    }
+    }  # fmt: skip
     with writer.writing():
         if writer.index(found.operator)["current"] != found.version:
             raise Refusal(f"{found.operator} was changed while it was rechecked; recheck it again.")
@@ -374,21 +378,18 @@ def _kept_files(
 def _entry(found: Recheck, old: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kernels = {}
     for name, verified in found.verified.items():
-        mine = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
-        # what it was promoted for stays: other shapes were drawn then, and these lie between them
-        within = served_constraints(verified.evaluations, mine, found.alone)
-        drawn = [limit for limit in within if found.alone or limit.startswith("not")]
+        shapes_here = [s.region["dims"] for s in found.served if s.region["kernel"] == name]
+        # the sizes it was promoted for stay: other shapes were drawn then, and these lie between them
+        drawn = left_out_constraints(verified.evaluations)
+        if found.alone:
+            drawn = served_constraints(verified.evaluations, shapes_here, alone=True)
         limits = dict.fromkeys((*verified.contender.within, *drawn))
         kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {
-        **old,
-        "toolchain": toolchain_ranges(found.verified.values()),
-        "constants": dict(found.constants),
-        "reach": rule.REACH,
-        "devices": sorted(device_names(found.verified.values())),
-        "kernels": kernels,
+        **old, "toolchain": toolchain_ranges(found.verified.values()), "constants": dict(found.constants),
+        "reach": rule.REACH, "devices": sorted(device_names(found.verified.values())), "kernels": kernels,
         "regions": with_shares([s.region for s in found.served], shapes),
-    }
+    }  # fmt: skip
 
 
 def _receipt(found: Recheck, old: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,15 +181,9 @@ def _jobs(
         seed = int(rng.integers(2**31))
         best = math.inf if contender.baseline else 0.0
         job = Job(
-            index,
-            contender.genome,
-            seed,
-            best=best,
-            scope=scope,
-            baseline=contender.baseline,
-            only=contender.only,
+            index, contender.genome, seed, best=best, scope=scope, baseline=contender.baseline, only=contender.only,
             within=contender.within,
-        )
+        )  # fmt: skip
         jobs.append((contender.name, job))
     return jobs
 
@@ -255,11 +249,14 @@ def served_constraints(
         found.append(f"{min(sizes)} <= {name} <= {max(sizes)}")
         if (step := math.gcd(*sizes)) > 1:
             found.append(f"{name} % {step} == 0")
-    outside = dict.fromkeys(name for evaluation in evaluations for name in evaluation.outside)
-    left = [
-        " and ".join(f"{name} == {size}" for name, size in drawn_dims(shape).items()) for shape in outside
-    ]
-    return [*found, *(f"not ({shape})" for shape in left)]
+    return [*found, *left_out_constraints(evaluations)]
+
+
+def left_out_constraints(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Constraints that leave out the drawn shapes outside of what a kernel takes, one for each shape."""
+    shapes = dict.fromkeys(name for evaluation in evaluations for name in evaluation.outside)
+    sizes = ((f"{name} == {size}" for name, size in drawn_dims(shape).items()) for shape in shapes)
+    return [f"not ({' and '.join(texts)})" for texts in sizes]
 
 
 def gates_read(verified: Verified) -> Mapping[str, tuple[float | None, int]]:

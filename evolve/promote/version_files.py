@@ -84,13 +84,9 @@ def build(
     operator = promotion.nomination.resolved.operator
     dimensions = list(next(iter(promotion.judgement.shapes)).dims)
     dispatch = {
-        "format": store.FORMAT,
-        "operator": promotion.operator,
-        "dimensions": dimensions,
-        "targets": targets,
-        "rule": rule.TEXT,
-        "fallback": "reference",
-    }
+        "format": store.FORMAT, "operator": promotion.operator, "dimensions": dimensions, "targets": targets,
+        "rule": rule.TEXT, "fallback": "reference",
+    }  # fmt: skip
     shapes = fitted_operands(operator, dimensions)
     if shapes is not None:
         dispatch["operands"] = shapes.data()
@@ -153,16 +149,12 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     languages = [language(c.genome.source) for c in promotion.nomination.candidates]
     languages += [old["language"]] if old else []
     entry = {
-        "kind": resolved.target.kind.value,
-        "serves": [device_key(resolved.target)],
+        "kind": resolved.target.kind.value, "serves": [device_key(resolved.target)],
         "language": next((name for name in languages if name != "cuda"), "cuda"),
         "toolchain": toolchain_ranges(promotion.found.values()),
-        "constants": {**resolved.operator.constants, **resolved.target.constants},
-        "reach": rule.REACH,
-        "devices": sorted(device_names(promotion.found.values())),
-        "kernels": kernels,
-        "regions": regions,
-    }
+        "constants": {**resolved.operator.constants, **resolved.target.constants}, "reach": rule.REACH,
+        "devices": sorted(device_names(promotion.found.values())), "kernels": kernels, "regions": regions,
+    }  # fmt: skip
     return entry, files
 
 
@@ -420,27 +412,19 @@ def shape_figures(
 ) -> dict[str, Any]:
     """A shape's part of a receipt that every receipt has, but for its seconds. ``kind``: measured or modelled."""
     return {
-        "workload": figures.workload,
-        "dims": dict(dims),
-        "genome": genome,
-        "kind": kind,
-        "model_version": figures.model_version,
-        "rate": figures.rate,
-        "unit": figures.unit,
+        "workload": figures.workload, "dims": dict(dims), "genome": genome, "kind": kind,
+        "model_version": figures.model_version, "rate": figures.rate, "unit": figures.unit,
         "roofline_fraction": figures.roofline_fraction,
-    }
+    }  # fmt: skip
 
 
 def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
     return {
-        **shape_figures(shape.figures, shape.dims, shape.genome, judgement.kind.value),
-        "seconds": shape.seconds,
-        "seconds_interval": list(shape.interval),
-        "incumbent": shape.incumbent,
-        "incumbent_seconds": shape.incumbent_seconds,
-        "gain": shape.gain,
+        **shape_figures(shape.figures, shape.dims, shape.genome, judgement.kind.value), "seconds": shape.seconds,
+        "seconds_interval": list(shape.interval), "incumbent": shape.incumbent,
+        "incumbent_seconds": shape.incumbent_seconds, "gain": shape.gain,
         "gain_interval": list(shape.gain_interval),
-    }
+    }  # fmt: skip
 
 
 # -- what shows that the kernels keep their recipe ---------------------------------------------------

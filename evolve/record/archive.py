@@ -29,7 +29,7 @@ class Elite:
 
     @property
     def fitness(self) -> float:
-        """In the operator's unit."""
+        """The candidate's fitness on the suite, in the operator's unit."""
         return self.evaluation.fitness or 0.0
 
     @property
@@ -38,7 +38,8 @@ class Elite:
 
 
 class Archive:
-    """``islands`` >= 1 rings of cells; every ``migration_interval`` additions each island's best moves on."""
+    """``islands`` >= 1 maps from cell to elite, joined in a ring. After every ``migration_interval`` >= 1 additions
+    each island's fittest elite is offered to the next island. Raises ValueError for smaller numbers."""
 
     def __init__(self, islands: int, migration_interval: int) -> None:
         if islands < 1 or migration_interval < 1:
@@ -49,7 +50,7 @@ class Archive:
         self._workloads: dict[str, tuple[Candidate, WorkloadFigures]] = {}
 
     def add(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        """Offer a candidate to its cell on its island. Failures are not kept."""
+        """Offer a candidate to its cell on its island; one whose verdict is not ``ok`` is not kept."""
         if evaluation.verdict is not Verdict.OK:
             return
         elite = Elite(candidate, evaluation)
@@ -72,7 +73,7 @@ class Archive:
 
     @property
     def per_workload(self) -> Mapping[str, tuple[Candidate, WorkloadFigures]]:
-        """The fastest candidate of every workload."""
+        """The fastest candidate of every workload, with its figures there, by the workload's id."""
         return MappingProxyType(self._workloads)
 
     def select(self, island: int, rng: np.random.Generator) -> Elite | None:
@@ -98,5 +99,5 @@ class Archive:
 
 
 def _fitter(one: Elite, other: Elite) -> bool:
-    """Strictly: on a tie the holder stays."""
+    """Whether ``one`` takes the cell of ``other``: on a tie the holder stays."""
     return one.fitness > other.fitness

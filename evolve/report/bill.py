@@ -144,18 +144,12 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
     exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
     free = min(free, (facts.get("budget") or {}).get("evaluations") or free)
     return Bill(
-        device_seconds=spent["device"],
-        cpu_seconds=spent["cpu"],
-        tokens=sum(exchange.tokens for exchange in exchanges),
-        wall_seconds=clock(last),
-        evaluations=len(rows) - free,
-        duplicates=free,
-        gain=gain,
-        target=target_text(facts.get("target", "")),
-        kind=str(facts.get("target_kind", "")),
-        first_verdict=clock(rows[0][3]) if rows else None,
+        device_seconds=spent["device"], cpu_seconds=spent["cpu"],
+        tokens=sum(exchange.tokens for exchange in exchanges), wall_seconds=clock(last),
+        evaluations=len(rows) - free, duplicates=free, gain=gain, target=target_text(facts.get("target", "")),
+        kind=str(facts.get("target_kind", "")), first_verdict=clock(rows[0][3]) if rows else None,
         model=_model_use(journal, exchanges),
-    )
+    )  # fmt: skip
 
 
 def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
@@ -168,14 +162,10 @@ def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
     tokens = sum(exchange.tokens for exchange in used.values())
     verdicts = [e.verdict for _, index, e, _ in journal.evaluations() if index in used]
     return ModelUse(
-        accepted=len(used),
-        passed=verdicts.count(Verdict.OK),
-        repeated=verdicts.count(Verdict.DUPLICATE),
-        refused=len(answers) - len(used),
-        failed=len(exchanges) - len(answers),
-        tokens_accepted=tokens,
+        accepted=len(used), passed=verdicts.count(Verdict.OK), repeated=verdicts.count(Verdict.DUPLICATE),
+        refused=len(answers) - len(used), failed=len(exchanges) - len(answers), tokens_accepted=tokens,
         tokens_refused=sum(exchange.tokens for exchange in exchanges) - tokens,
-    )
+    )  # fmt: skip
 
 
 def timed(target: object) -> bool:

@@ -68,21 +68,17 @@ def render(data: CampaignData) -> str:
     caption = "Seconds by the clocks of the campaign and its workers"
     bill = tables.fact_table(caption, data.bill.rows(), numbers=False) if data.points else ""
     sections = [
-        _header(data),
-        section("Winner against seed", _change(data)),
-        section("Convergence", _convergence(data)),
+        _header(data), section("Winner against seed", _change(data)), section("Convergence", _convergence(data)),
         section("Figures", tables.figures_section(data)),
         section("Speed-up by shape", tables.speedup_section(data)),
-        section("Headroom", tables.headroom_section(data)),
-        section("Bill", bill),
+        section("Headroom", tables.headroom_section(data)), section("Bill", bill),
         section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
         section("Proposers and rules", tables.outcomes_section(data)),
         section("Lineage of the winner", _lineage(data)),
-        section("Where the kernel's time goes", tables.diagnosis_section(data)),
-        section("Winner", _winner(data)),
+        section("Where the kernel's time goes", tables.diagnosis_section(data)), section("Winner", _winner(data)),
         section("Setup", _setup(data)),
-    ]
+    ]  # fmt: skip
     title = f"{data.facts.get('id', 'campaign')} · tilewright"
     body = tag("main", "".join(sections))
     return render_page(title, body, script="report.js", styles=("picture.css", "report.css"))
@@ -92,14 +88,11 @@ def _header(data: CampaignData) -> str:
     facts = data.facts
     started = next((e.at for e in data.events if e.kind == "started"), None)
     rows = {
-        "operator": facts.get("operator", "?"),
-        "target": f"{data.target_text} ({data.kind})",
-        "suite": facts.get("suite", "?"),
-        "state": data.state_text,
-        "evaluations": f"{data.bill.count}, {duration_text(data.elapsed)}",
-        "seed": facts.get("seed", "?"),
+        "operator": facts.get("operator", "?"), "target": f"{data.target_text} ({data.kind})",
+        "suite": facts.get("suite", "?"), "state": data.state_text,
+        "evaluations": f"{data.bill.count}, {duration_text(data.elapsed)}", "seed": facts.get("seed", "?"),
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "?",
-    }
+    }  # fmt: skip
     lines = [*data.origins(), *judge_lines(p.evaluation for p in data.points)]
     judges = "".join(note(f"{line}.") for line in lines)
     heading = tag("p", "tilewright campaign", class_="quiet over") + tag(
@@ -117,12 +110,9 @@ def _cards(data: CampaignData) -> str:
             continue
         mine = winner.evaluation.workloads[0]
         cards = [
-            (
-                time_text(mine.seconds),
-                f"the winner's time at {mine.workload} ({data.target_text}, {data.kind})",
-            ),
+            (time_text(mine.seconds), f"the winner's time at {mine.workload} ({data.target_text}, {data.kind})"),
             (percent_text(mine.roofline_fraction), f"of the roofline, {rate_text(mine.rate, mine.unit)}"),
-        ]
+        ]  # fmt: skip
         if data.bill.gain is not None and all(row.role != "seed" for row in rows):
             speed = speed_text(data.bill.gain, "the best seed").partition(" × ")
             cards.append((f"{speed[0]} ×", speed[2]))

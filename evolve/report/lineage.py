@@ -224,12 +224,9 @@ def render_lineage(data: CampaignData) -> str:
     canvas = tag("canvas", "", id="graph", tabindex="0", aria_label="Candidates by proposal and fitness")
     panel = tag("aside", tag("p", "Click a candidate to see its changes and figures."), id="panel")
     return render_page(
-        f"{name} lineage",
-        bar + tag("main", canvas + panel),
-        script="lineage.js",
-        styles=("picture.css", "lineage.css"),
-        data=_payload(data),
-    )
+        f"{name} lineage", bar + tag("main", canvas + panel), script="lineage.js",
+        styles=("picture.css", "lineage.css"), data=_payload(data),
+    )  # fmt: skip
 
 
 COLOURS = {"mutation": "mutation", "verdict": "verdict", "gain": "gain over parent", "island": "island"}
@@ -263,16 +260,11 @@ def _payload(data: CampaignData) -> dict[str, object]:
             ]
         )
     return {
-        "rows": rows,
-        "texts": texts.known(),
-        "names": names.known(),
-        "values": values.known(),
-        "workloads": workloads.known(),
-        "diffs": _diffs(candidates, data.candidates),
+        "rows": rows, "texts": texts.known(), "names": names.known(), "values": values.known(),
+        "workloads": workloads.known(), "diffs": _diffs(candidates, data.candidates),
         "winner": places.get(data.winner.genome.id, -1) if data.winner else -1,
-        "target": f"{data.target_text}, {data.kind}",
-        "unit": data.unit,
-    }
+        "target": f"{data.target_text}, {data.kind}", "unit": data.unit,
+    }  # fmt: skip
 
 
 class _Places:

@@ -51,16 +51,10 @@ def drawing(width: float, height: float, name: str, *parts: str, standalone: boo
     style = tag("style", resource("picture.css")) if standalone else ""
     ground = tag("rect", width="100%", height="100%", class_="ground") if standalone else ""
     return tag(
-        "svg",
-        title(name) + style + ground + "".join(parts),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width:g} {height:g}",
-        width=width if standalone else None,
-        height=height if standalone else None,
-        role="img",
-        aria_label=name,
-        class_="picture",
-    )
+        "svg", title(name) + style + ground + "".join(parts), xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:g} {height:g}", width=width if standalone else None,
+        height=height if standalone else None, role="img", aria_label=name, class_="picture",
+    )  # fmt: skip
 
 
 def render_page(

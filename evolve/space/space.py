@@ -123,7 +123,7 @@ _ALLOWED_VALUES = f"finite numbers below 2^63, bool, text of at most {MAX_TEXT} 
 
 
 def _is_plain_value(value: object) -> bool:
-    """Whether a parameter may have it: journals, MLflow and JSON must hold it."""
+    """Whether a parameter may have this value: journals, MLflow and JSON must hold it."""
     if isinstance(value, str):
         return len(value) <= MAX_TEXT and not any("\ud800" <= c <= "\udfff" for c in value)
     if isinstance(value, float):
@@ -132,7 +132,7 @@ def _is_plain_value(value: object) -> bool:
 
 
 def _shortened(value: object) -> str:
-    """In few characters, all of which can be printed."""
+    """A value's text of at most 60 characters, all of which can be printed."""
     try:
         return repr(value)[:60].encode(errors="backslashreplace").decode()
     except ValueError:
@@ -148,7 +148,7 @@ def _checked_constraints(constraints: object) -> Mapping[str, str]:
 
 
 def _key(value: Value) -> tuple[bool, Value]:
-    """True and 1 are equal in Python but different values here."""
+    """A key that tells True from 1, which are equal in Python."""
     return isinstance(value, bool), value
 
 
@@ -212,12 +212,12 @@ class Space:
 
     @property
     def constraints(self) -> tuple[tuple[str, str], ...]:
-        """(expression, reason) pairs."""
+        """(expression, reason) of each constraint."""
         return tuple((rule.constraint.expression, rule.constraint.reason) for rule in self._rules)
 
     @cached_property
     def size_bound(self) -> int:
-        """Points of the unconstrained product: an upper bound on the legal ones."""
+        """Number of points without constraints: an upper bound on the legal ones."""
         return math.prod(len(values) for values in self._values)
 
     def is_ordinal(self, name: str) -> bool:
@@ -227,7 +227,7 @@ class Space:
     # -- legality ----------------------------------------------------------------------------------
 
     def violations(self, params: Mapping[str, Value]) -> list[str]:
-        """Why a point is illegal, one reason each; empty for a legal point."""
+        """Reasons why a point is illegal; empty for a legal point."""
         faults = [f"{name} is no parameter (known: {', '.join(self.names)})" for name in params
                   if name not in self.parameters]  # fmt: skip
         for name, values in self.parameters.items():
@@ -289,7 +289,7 @@ class Space:
 
     @cached_property
     def _strides(self) -> np.ndarray:
-        """What one place of each parameter adds to a code."""
+        """By parameter, the step of a code for one step of its value's index."""
         return np.append(np.cumprod(self._sizes[:0:-1])[::-1], 1)[: len(self._sizes)].astype(np.int64)
 
     @cached_property

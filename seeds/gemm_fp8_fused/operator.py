@@ -183,14 +183,9 @@ def _kernels(group: int) -> dict[str, SeedKernel]:
     # What one writes by hand first: quantise a row block once, keep it in VMEM, loop over large row tiles. With
     # small groups its straight-line code is too long for the compiler.
     by_hand = {
-        "placement": "cached",
-        "block_m": 1024,
-        "block_n": 512,
-        "block_k": 4096,
-        "sub_m": 512,
-        "sub_n": 512,
+        "placement": "cached", "block_m": 1024, "block_n": 512, "block_k": 4096, "sub_m": 512, "sub_n": 512,
         "row_unroll": 1,
-    }
+    }  # fmt: skip
     cached = {"cached": SeedKernel("cached", source("fused"), by_hand)} if group >= 512 else {}
     return {
         "fused": SeedKernel("fused", source("fused")),

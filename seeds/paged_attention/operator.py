@@ -25,12 +25,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from tilewright.seeds.flash_attention.operator import (
-    attention,
-    exact_scores,
-    lone_references,
-    small_weights,
-)
+from tilewright.seeds.flash_attention.operator import attention, exact_scores, lone_references, small_weights
 from tilewright.seeds.operator import Arrays, Gate, SeedKernel, Suite, TensorSpec, Workload
 from tilewright.seeds.shaped import ATTENTION_GATES
 

@@ -62,12 +62,9 @@ class Nowhere:
 
 
 def table_campaign(
-    table: Table,
-    seed: int,
-    setting: Setting,
-    earlier: Sequence[EarlierSource] = (),
+    table: Table, seed: int, setting: Setting, earlier: Sequence[EarlierSource] = (),
     record: Record | None = None,
-) -> Campaign:
+) -> Campaign:  # fmt: skip
     """A campaign on a table from a random legal point, or from the best that ``earlier`` campaigns found."""
     archive = Archive(ISLANDS, MIGRATION_INTERVAL)
     records = records_of(earlier, table.space_of)

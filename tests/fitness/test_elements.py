@@ -94,6 +94,8 @@ def test_tiles_are_judged_by_what_is_usual_in_them():
     output = wanted.astype(np.float32)
     output[40, 40] += 3 * ROUNDED
     assert objection(output, wanted, ALLOWED).startswith("element [40, 40] is off by 0.00073 of")
+    output[4, 4] += 300 * ROUNDED
+    assert objection(output, wanted, ALLOWED).startswith("element [4, 4] is off by 0.00073 of")
     output = wanted.astype(np.float32)
     output[4, 4] += 50 * ROUNDED
     assert objection(output, wanted, ALLOWED) is None
@@ -217,6 +219,8 @@ def test_codes_of_three_axes_and_exponents_that_come_first():
     codes = np.full((2, 3, 64), 8.0).astype(E4M3)
     wrong = changed(codes, (1, 2, 50), 2.0)
     assert turned_too_far(wrong, codes, 0.0) == "element [1, 2, 50] is 2 where 8 is due"
+    codes[:, :, :32] = wrong[:, :, :32] = 448.0  # elements of other tiles
+    assert turned_too_far(wrong, codes, 0.1) == "element [1, 2, 50] is 2 where 8 is due"
     gate = AgreementGate("some", "mx", ("d_s", "d"), 0.5, scaled=(("d", "d_s"),))
     answers = {"mx": {"d": CODES, "d_s": EXPONENTS}}
     (reading,) = read_gates((gate,), {"d": changed(CODES, (1, 2), 0.0), "d_s": EXPONENTS}, answers, "randn")

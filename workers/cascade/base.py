@@ -1,4 +1,4 @@
-"""The base of all cascades: what is asked becomes a request, and what is found an evaluation."""
+"""The base of all cascades: makes a request of a candidate, and an evaluation of what its stages find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.fitness.evaluation import Evaluation, Stage, Verdict
 from tilewright.fitness.race import Race
 from tilewright.fitness.targets import Target
-from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload
+from tilewright.seeds.operator import Operator, Scope, SeedKernel, Suite, Workload, in_order
 from tilewright.workers.child.launch import Launcher, Template, cpu_seconds
 from tilewright.workers.child.run_once import temporary_folder
 from tilewright.workers.child.session import SessionDied
@@ -106,28 +106,28 @@ class Cascade:
         return self._evaluation(genome_id, stage, failure, found, spent)
 
     def close(self) -> None:
-        """Kill the children; what is being evaluated in another thread fails."""
+        """Kill the children; an evaluation under way in another thread fails."""
         if isinstance(self._launcher, Template):
             self._launcher.close()
 
     def _judge(
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
     ) -> tuple[Stage, Failure | None]:
-        """Run the stages."""
+        """The stage that decided, and why the candidate failed there (None: it passed)."""
         raise NotImplementedError
 
     def _cpu_seconds(self) -> float:
-        """Of all jobs so far, this thread's and its children's; the process may do other things beside them."""
+        """CPU seconds of all jobs so far, of this thread and its children; other threads may do other things."""
         if isinstance(self._launcher, Template):
             return time.thread_time() + self._launcher.cpu_seconds
         return cpu_seconds(os.getpid())
 
     def _cpu_seconds_beside(self, found: Findings) -> float:
-        """Of an evaluation's jobs that ``_cpu_seconds`` leaves out."""
+        """CPU seconds of an evaluation's jobs that ``_cpu_seconds`` leaves out."""
         return 0.0
 
     def _worth(self, found: Findings) -> tuple[float, tuple[float, float], dict[str, str]]:
-        """Fitness, its 95 % interval and the descriptors of what passed."""
+        """Fitness, its 95 % interval and the descriptors of a candidate that passed."""
         raise NotImplementedError
 
     def _toolchain(self, failure: Failure | None) -> dict[str, str]:
@@ -167,7 +167,7 @@ class Cascade:
 
 
 class _Spending:
-    """Where the seconds of one evaluation go."""
+    """Clock of one evaluation: its seconds by stage."""
 
     def __init__(self, on_stage: Callable[[Stage], None] | None, processors: Callable[[], float]) -> None:
         self._on_stage, self._processors = on_stage, processors
@@ -183,7 +183,7 @@ class _Spending:
             self._on_stage(stage)
 
     def end(self, device: float, beside: float = 0.0) -> tuple[float, dict[str, float]]:
-        """Wall clock, and seconds by stage, on the device and of CPU, those spent ``beside`` among them."""
+        """(seconds of wall clock, seconds by stage, ``device`` and ``cpu``); CPU seconds ``beside`` are added."""
         self._leave()
         self._seconds["cpu"] = max(0.0, self._processors() - self._cpu) + beside
         if device > 0.0:
@@ -199,4 +199,4 @@ class _Spending:
 
 
 def _kept_workloads(workloads: tuple[Workload, ...], only: frozenset[str] | None) -> tuple[Workload, ...]:
-    return workloads if only is None else tuple(w for w in workloads if w.id in only)
+    return in_order(w for w in workloads if only is None or w.id in only)

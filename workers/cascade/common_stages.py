@@ -1,4 +1,4 @@
-"""Stages of modelled and of measured cascades alike: the first wall, the order of stages, dealt inputs."""
+"""Parts of modelled and measured cascades alike: the dialect's stage, the order of stages, kinds of inputs."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from tilewright.workers.request import Failure, Findings, Request, StageStep, on
 
 
 class DialectStage:
-    """First wall: the syntax tree."""
+    """Stage that checks the source's syntax tree, before anything runs."""
 
     stage = Stage.DIALECT
 
@@ -21,7 +21,7 @@ class DialectStage:
         self._entry = entry
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Rejects a source that is not of the dialect, and is no function as it stands of the operator's own."""
+        """A failure for a source outside the dialect, unless it is a function of the operator's own as it stands."""
         if (
             self._entry == "build"
             and is_original(request.source)
@@ -38,14 +38,14 @@ class DialectStage:
 
 @lru_cache(maxsize=64)
 def _violations(source: str, entry: str) -> tuple[dialect.Violation, ...]:
-    """Of a source; most candidates are other parameters of one that was read before."""
+    """Violations of a source, kept, since most candidates are other parameters of a source that was read before."""
     return tuple(dialect.check(source, entry=entry))
 
 
 def run_steps(
     steps: Iterable[StageStep], request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
 ) -> tuple[Stage, Failure | None]:
-    """Run stages until one fails: the stage that decided, and why it failed."""
+    """(stage that decided, its failure or None), after running stages until one fails."""
     stage = Stage.DIALECT
     for step in steps:
         stage = step.stage
@@ -58,7 +58,7 @@ def run_steps(
 
 
 class RaceStage:
-    """Runs the steps that time workloads, on few workloads first and on more while the candidate may be a contender."""
+    """Race: the steps that time workloads run on few of them first, and on more while the candidate may contend."""
 
     stage = Stage.MEASURE
 
@@ -68,7 +68,7 @@ class RaceStage:
         self._cell = cell
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """All of ``measured`` is timed, or the first failure, or ``outpaced``. Without a race it is timed at once."""
+        """None once all of ``measured`` is timed, else the first failure or ``outpaced``; at once without a race."""
         left = list(request.measured)
         for rung in request.race.rungs if request.race is not None else ():
             chosen = [w for w in left if w.id in rung.workloads]
@@ -91,7 +91,7 @@ class RaceStage:
 
 
 def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
-    """So many kinds of inputs for a shape, as the request's seed deals them; all for some."""
+    """Kinds of inputs for one shape, chosen by the request's seed; all of them where the request says so."""
     kinds = request.operator.input_kinds
     return kinds if workload.id in request.every_kind else workload.dealt(kinds, request.seed, most)
 

@@ -31,10 +31,10 @@ from tilewright.workers.intake.operator import TakenOperator
 from tilewright.workers.request import Failure, Findings, Request
 
 Wanted = list[tuple[tuple[str, ...], tuple[int, ...]]]
-"""Dimensions, and a size of each."""
+"""(names of dimensions, a size for each) in the order of ``pop`` from the end."""
 
 PREFIX = "drawn/"
-"""Of the ids of drawn workloads."""
+"""Prefix of the ids of drawn workloads."""
 
 UNITS = tuple(2**n for n in range(11))
 """A drawn size becomes a multiple of the first of these for which the shape is legal."""
@@ -42,13 +42,13 @@ UNITS = tuple(2**n for n in range(11))
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 TURNS, ENOUGH = 2, 4
-"""Most lots that are drawn where of the first so many are not inside."""
+"""Lots that are drawn at most, a further one where fewer than ``ENOUGH`` shapes of the first were served."""
 
 TRIES = 8
-"""For each shape."""
+"""Tries for each shape of a lot."""
 
 ELSEWHERE = 0.3
-"""How often a dimension changes beside the one whose turn it is."""
+"""Probability that a dimension changes beside the one whose turn it is."""
 
 NOT_SERVED = (Verdict.COMPILE_ERROR, Verdict.RESOURCE_ERROR)
 
@@ -66,12 +66,12 @@ class Lot:
 
 
 INTERPRETED = Lot(24, 6, 1 << 17, 1 << 22, whole=4)
-"""As many as cost little: of shapes at every hundredth of which a kernel is wrong, few show it seldom."""
+"""As many shapes as cost little: a kernel that is wrong at every hundredth shape shows it seldom in a few."""
 
 MODELLED = Lot(3, 1, 1 << 21, 1 << 30)
 MEASURED = Lot(8, 4, 1 << 22, 1 << 29)
 LARGE = Lot(2, 0, 1 << 26, 1 << 42)
-"""Of operators whose answers can be sampled on a device; those are made there."""
+"""Lot for operators whose answers can be sampled on a device, where the operands are made."""
 
 
 def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
@@ -111,12 +111,12 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
 
 
 def drawn_id(dims: Mapping[str, int]) -> str:
-    """The id of a drawn workload says its sizes."""
+    """The id of a drawn workload, which holds its sizes."""
     return PREFIX + ",".join(f"{name}={size}" for name, size in dims.items())
 
 
 def drawn_dims(name: str) -> dict[str, int]:
-    """The sizes that a drawn workload's id says."""
+    """The sizes in a drawn workload's id."""
     parts = (part.partition("=") for part in name.removeprefix(PREFIX).split(","))
     return {name: int(size) for name, _, size in parts}
 
@@ -135,7 +135,7 @@ def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Rand
 def _drawn(
     shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
-    """One shape, in which dimension ``turn`` is a drawn one; None where none was legal and small enough."""
+    """A shape with a drawn size of dimension ``turn``; None where none was legal and small enough."""
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
     sizes = {name: [shape[name] for shape in shapes] for name in shapes[0]}
     dims = _with(base, turn, _size(sizes[turn], rng), legal)
@@ -152,7 +152,7 @@ def _drawn(
 def _named(
     shapes: Sequence[Mapping[str, int]], wanted: Wanted, legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
-    """A shape of the last of these dimensions' sizes that there is one of; it and those after it are gone then."""
+    """A legal shape with the last of the ``wanted`` sizes that has one; these and later ones are popped."""
     base = rng.choice(shapes)
     while wanted:
         names, sizes = wanted.pop()
@@ -167,7 +167,7 @@ def _named(
 def _shrunk(
     dims: dict[str, int], names: Sequence[str], legal: _Legal, rng: random.Random
 ) -> dict[str, int] | None:
-    """The shape with smaller sizes of these dimensions, as far as it is too large; None where it stays so."""
+    """The shape with these dimensions made smaller until the lot allows it; None where it never does."""
     left = list(names)
     while left and not legal.small(dims):
         name = max(left, key=dims.__getitem__)
@@ -180,12 +180,12 @@ def _shrunk(
 
 
 def _with(dims: Mapping[str, int], name: str, size: int, legal: _Legal) -> dict[str, int] | None:
-    """The shape with this size of one dimension, made a legal one; None where none was."""
+    """The shape with this size of one dimension, rounded up to a legal one; None where none is."""
     return next(filter(legal, ({**dims, name: -(-size // unit) * unit} for unit in UNITS)), None)
 
 
 def _size(listed: Sequence[int], rng: random.Random) -> int:
-    """A size of one dimension, before it becomes a legal one."""
+    """A drawn size of one dimension, before it is rounded up to a legal one."""
     low = rng.choice((max(1.0, min(listed) / REACH), float(min(listed))))
     high = max(low, min(float(LARGEST), 2.0 * max(listed)))
     way = rng.choice(("beside", "prime", "between", "least"))
@@ -201,7 +201,7 @@ def _size(listed: Sequence[int], rng: random.Random) -> int:
 
 
 class _Legal:
-    """Whether the operator has a shape and the kernel's own constraints, and those it is asked within, allow it."""
+    """Test of a shape: the operator has it, and the kernel's constraints and the request's (``within``) allow it."""
 
     def __init__(self, request: Request, lot: Lot) -> None:
         self._request, self._lot = request, lot
@@ -226,12 +226,12 @@ class _Legal:
             return False  # the operator, or a constraint, has no such shape
 
     def small(self, dims: Mapping[str, int]) -> bool:
-        """Whether the lot allows for it."""
+        """Whether the lot allows a shape's elements and work."""
         elements, work = self.cost(dims)
         return elements <= self._lot.elements and work <= self._lot.work
 
     def cost(self, dims: Mapping[str, int]) -> tuple[int, int]:
-        """Elements and work."""
+        """(elements of all operands and results, product of all dimensions)."""
         return sum(map(math.prod, self._specs(Workload(drawn_id(dims), dims)))), math.prod(dims.values())
 
     def _specs(self, workload: Workload) -> list[tuple[int, ...]]:
@@ -241,7 +241,7 @@ class _Legal:
 
 @functools.lru_cache(maxsize=16)
 def _declarations(source: str) -> Mapping[str, Mapping[str, Any]]:
-    """Literal mappings of a module by name."""
+    """Dict literals that a module assigns, by name."""
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -255,7 +255,7 @@ def _declarations(source: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def declared(source: str, name: str) -> Mapping[str, Any]:
-    """A literal mapping that a kernel module declares, such as DEFAULTS; empty without it."""
+    """A dict literal that a kernel module declares, such as DEFAULTS; empty without it."""
     return _declarations(source).get(name, {})
 
 
@@ -273,22 +273,22 @@ def verified_alone(operator: Operator, target: Target) -> bool:
 
 
 class DrawnStage:
-    """Passes the gates on shapes of lots, each run by its own means."""
+    """Stage that passes the gates on drawn shapes; each lot has a function that runs its shapes."""
 
     stage = Stage.CHECK
 
     def __init__(self, *lots: tuple[Lot, Run], exact: bool = False) -> None:
-        """``exact``: what wins here is served at the verified shapes alone."""
+        """``exact``: whether a winner is served at the verified shapes alone."""
         self._lots, self._exact = lots, exact
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """All shapes of a lot together, since most kernels pass; one by one where they do not."""
+        """The first failure. A lot's shapes run together, since most kernels pass, and one by one after a failure."""
         for lot, run in self._lots:
             before = len(found.drawn)
             for turn in range(TURNS):
                 shapes = in_order(_ends_first(drawn(request, lot, f"{lot} {turn}")), len(request.checked))
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
-                ends = frozenset(w.id for w in shapes[: -(-lot.shapes // 3)])
+                ends = frozenset(w.id for w in shapes[: max(-(-lot.shapes // 3), min(4, lot.shapes // 2))])
                 asked = dataclasses.replace(request, every_kind=ends)
                 if shapes and (failure := self._on(asked, found, shapes, run)) is not None:
                     return failure
@@ -337,7 +337,7 @@ class DrawnStage:
 
 
 def _ends_first(shapes: Sequence[Workload]) -> list[Workload]:
-    """The shapes: that of most work, the widest in each dimension, the narrowest, and then the others."""
+    """The shapes in the order: most work, widest in each dimension, narrowest in each, others."""
     names = shapes[0].dims if shapes else ()
     ends = [end(shapes, key=lambda w: w.dims[name]) for end in (max, min) for name in names]
     most = sorted(shapes, key=lambda w: -math.prod(w.dims.values()))[:1]
@@ -345,7 +345,7 @@ def _ends_first(shapes: Sequence[Workload]) -> list[Workload]:
 
 
 def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> Failure | None:
-    """Run some shapes; what passed is noted."""
+    """The failure of some shapes run together; those that passed are noted in ``found``."""
     part = dataclasses.replace(
         request, measured=(), checked=shapes, race=None, is_known=lambda artefact: None
     )

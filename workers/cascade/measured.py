@@ -56,11 +56,11 @@ from tilewright.workers.toolchains import triton as triton_toolchain
 
 _SHARED_EDGES = (64, 128, 192)  # KiB
 _WAIT_SECONDS = 0.25
-"""Between two tries to claim the champion."""
+"""Seconds between two tries to claim the champion."""
 
 
 def in_background(task: Callable[..., object], *given: object) -> Future[object]:
-    """Done by a thread, while other processes work. It ends with the process."""
+    """The future of a task in a thread of its own, which ends with the process."""
     future: Future[object] = Future()
 
     def run() -> None:
@@ -108,7 +108,7 @@ class MeasuredCascade(Cascade):
         ahead = not (self._pallas or target.interpreted)
         self._compiler = (compiler or compile_children(target.gpu, scratch)) if ahead else None
         self._due: list[Future[object]] = []
-        """Computes the right answers of a candidate's inputs while other processes compile it."""
+        """Compute the right answers for a candidate's inputs while other processes compile it."""
 
     def close(self) -> None:
         """Kill the compiling child."""
@@ -171,7 +171,7 @@ class MeasuredCascade(Cascade):
         return once if isinstance(once, Failure) else None
 
     def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
-        """Measure against the champion what may be faster, and crown what is. None when it met nobody."""
+        """The result against the champion, None where they did not meet; a faster candidate is crowned."""
         entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
@@ -185,7 +185,7 @@ class MeasuredCascade(Cascade):
         return None
 
     def _contend(self, entry: Entry, request: Request, found: Findings) -> Confirmation | Failure | None:
-        """With the claim in hand: nobody else is crowned meanwhile."""
+        """The same for the holder of the claim, so that nobody else is crowned meanwhile."""
         verdict: Confirmation | Failure | None = None
         crowned = None
         try:
@@ -230,13 +230,13 @@ class MeasuredCascade(Cascade):
 
 
 def _may_be_faster(champion: Champion, found: Findings) -> bool:
-    """Whether what was screened so may be faster."""
+    """Whether a candidate with these screened figures may be faster than the champion."""
     fitness = geometric_mean(f.rate for f in found.figures)
     return fitness * champion.screens >= NEAR * champion.fitness
 
 
 def _descriptors(found: Findings) -> dict[str, str]:
-    """Where a kernel belongs in an archive: its shared memory, and what a launch costs the host, binned."""
+    """Descriptors of a kernel's cell: its shared memory and the host's time for a launch, binned."""
     result = {}
     if "shared" in found.claimed:
         kibibytes = int(found.claimed["shared"]) / 1024

@@ -63,7 +63,7 @@ NEAR = 0.995
 
 
 class GateStage:
-    """Runs the gates' inputs on the device."""
+    """Stage that runs the gates' inputs on the device and judges the outputs."""
 
     stage = Stage.CHECK
 
@@ -76,12 +76,12 @@ class GateStage:
         self.due: Callable[[], object] = lambda: None
 
     def prepare(self, request: Request) -> None:
-        """Compute what is due, for which ``run`` waits with ``due`` where another thread does this."""
+        """Compute the oracle's answers ahead, perhaps in another thread, for which ``run`` then waits with ``due``."""
         asked = [(w, kind) for place, w in enumerate(request.checked) for kind in self._kinds(request, place)]
         request.truth.prepare([(w, request.seed, kind) for w, kind in asked])
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Every checked shape; each kind of inputs on one of them, or on all for a finalist."""
+        """The first failure on checked shapes, or None. Each kind of inputs meets one shape, for a finalist all."""
         self.due()
         plan = [(w, self._kinds(request, place)) for place, w in enumerate(request.checked)]
         entry = _entry(request, found)
@@ -123,7 +123,7 @@ class GateStage:
 
 
 class HandOverStage:
-    """Makes plans of what a candidate's Python traced to: all that a TPU's process is given of it."""
+    """Stage that turns traces of a candidate's Python into plans, the only part of it that a TPU's process gets."""
 
     stage = Stage.COMPILE
 
@@ -134,7 +134,7 @@ class HandOverStage:
 
 
 class ScreenStage:
-    """A few timed calls on each shape, least work first; far behind the best, one call each on the rest."""
+    """Stage of a few timed calls on each shape, least work first; of single calls once far behind the best."""
 
     stage = Stage.MEASURE
 
@@ -144,7 +144,7 @@ class ScreenStage:
         self.due: Callable[[], object] = lambda: None
 
     def prepare(self, request: Request) -> None:
-        """Compute what is due, for which ``run`` waits with ``due``."""
+        """Draw samples of the oracle's answers ahead, for which ``run`` then waits with ``due``."""
         seed, most = self._station.operand_seed(request.seed, ahead=True), self._most(request)
         asked = [
             (w, kind)
@@ -158,20 +158,14 @@ class ScreenStage:
             self._samples.of(workload, seed, kind)
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Adds figures, unless the times cannot be true or the outputs of the timed calls are wrong."""
+        """Add figures to ``found``; a failure where times cannot be true or outputs of timed calls are wrong."""
         self.due()
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
         timings = measure(
-            self._station,
-            request,
-            found,
-            self._samples,
-            [_entry(request, found)],
-            _effort(request, SCREEN),
-            pace,
+            self._station, request, found, self._samples, [_entry(request, found)], _effort(request, SCREEN), pace,
             kinds=self._most(request),
-        )
+        )  # fmt: skip
         if isinstance(timings, Failure):
             return timings
         found.figures += [t.figures(request) for t in timings]
@@ -184,7 +178,7 @@ class ScreenStage:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """How a contender fared against the champion. ``ratio`` is champion's time over contender's: above 1 is faster."""
+    """A contender against the champion. ``ratio``: the champion's time over the contender's, above 1 if faster."""
 
     champion: str
     ratio: intervals.Ratio
@@ -198,31 +192,26 @@ class Confirmation:
     """Whether the ratio takes shapes on which they did not meet as screened."""
 
     screens: float = 1.0
-    """What is known of screens by now: see ``Champion``."""
+    """The new value of ``Champion.screens``."""
 
     @property
     def accepted(self) -> bool:
-        """Faster, by more than chance."""
+        """Whether the contender is faster by more than chance."""
         return (self.whole or self.foreseen) and self.ratio.low > 1.0
 
     def data(self) -> dict[str, Any]:
-        """For a diagnosis."""
+        """Facts for a diagnosis, by name."""
         return {
-            "champion": self.champion,
-            "ratio": self.ratio.value,
-            "interval": [self.ratio.low, self.ratio.high],
-            "control": self.control.value,
-            "control_spread": self.control.spread,
-            "accepted": self.accepted,
-            **({} if self.whole else {"whole": False}),
-            **({"foreseen": True} if self.foreseen else {}),
-        }
+            "champion": self.champion, "ratio": self.ratio.value, "interval": [self.ratio.low, self.ratio.high],
+            "control": self.control.value, "control_spread": self.control.spread, "accepted": self.accepted,
+            **({} if self.whole else {"whole": False}), **({"foreseen": True} if self.foreseen else {}),
+        }  # fmt: skip
 
 
 def confirm(
     station: Station, request: Request, found: Findings, samples: Samples, champion: Champion, fitness: float
 ) -> Confirmation | Failure:
-    """The contender, of this fitness so far, between two entries of the champion, in rounds of reversed order.
+    """Time the contender, of this fitness so far, between two entries of the champion, in rounds of reversed order.
 
     The figures become the champion's times multiplied by the paired ratio on each shape, so that figures taken at
     different moments of a campaign compare.
@@ -279,7 +268,7 @@ def _screens(champion: Champion, off: float) -> float:
 
 
 def _rescaled(figures: WorkloadFigures, scale: float, noted: Mapping[str, Any]) -> WorkloadFigures:
-    """With times multiplied by ``scale``."""
+    """The figures with times multiplied by ``scale``, and ``noted`` in the diagnosis."""
     changes = {
         "seconds": figures.seconds * scale,
         "tflops": figures.tflops / scale,
@@ -291,7 +280,7 @@ def _rescaled(figures: WorkloadFigures, scale: float, noted: Mapping[str, Any]) 
 
 
 def _parts(request: Request, effort: tuple[int, int]) -> list[tuple[tuple[Workload, ...], tuple[int, int]]]:
-    """Shapes, and rounds on them: whole pairs of rounds, as their order is reversed each time.
+    """Parts of a comparison: shapes with (rounds, calls). Rounds come in pairs, as their order is reversed each time.
 
     The first pair of many shapes begins with those of least work.
     """
@@ -337,14 +326,14 @@ def _foreseen(
 
 
 def interval(figures: Sequence[WorkloadFigures], fitness: float) -> tuple[float, float]:
-    """95 % interval of a geometric mean from the errors of its parts."""
+    """The 95 % interval (low, high) of ``fitness``, a geometric mean, from the relative errors of its figures."""
     errors = [float(f.diagnosis.get("relative_error", 0.05)) for f in figures]
     half = intervals.NORMAL_95 * math.sqrt(sum(e * e for e in errors)) / len(errors)
     return fitness * math.exp(-half), fitness * math.exp(half)
 
 
 def worst_gates(readings: Sequence[GateReading]) -> tuple[GateReading, ...]:
-    """Per gate the lowest passing reading on timed calls, and every other reading."""
+    """Readings without those on timed calls that passed, of which the lowest of each gate stays."""
     timed = [r for r in readings if r.inputs.startswith("timed calls") and r.passed]
     others = [r for r in readings if r not in timed]
     by_gate = {r.gate: [other for other in timed if other.gate == r.gate] for r in timed}
@@ -368,5 +357,5 @@ def _entry(request: Request, found: Findings) -> Entry:
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
-    """Input kinds for one checked shape: dealt while searching, all for a finalist."""
+    """Kinds of inputs for the checked shape at a position: some while searching, all for a finalist."""
     return request.operator.input_kinds if request.final else dealt_kinds(request, position)

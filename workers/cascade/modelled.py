@@ -24,7 +24,7 @@ from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
 from tilewright.fitness.tpu import time_model
-from tilewright.seeds.operator import Operator, Suite
+from tilewright.seeds.operator import Operator, Suite, in_order
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.drawn_shapes import MODELLED, DrawnStage, verified_alone
@@ -81,7 +81,7 @@ class ModelledCascade(Cascade):
         if request.final and request.best == math.inf:
             return dataclasses.replace(request, checked=())
         others = dict.fromkeys((*self._suite.workloads, *self._suite.final))
-        unmeasured = tuple(
+        unmeasured = in_order(
             w for w in others if w not in request.measured and (request.only is None or w.id in request.only)
         )
         return dataclasses.replace(

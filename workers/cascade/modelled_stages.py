@@ -20,40 +20,42 @@ from tilewright.workers.request import Failure, Findings, Request, artefact_hash
 from tilewright.workers.toolchains import libtpu_simulator
 
 LARGE_KINDS = 2
-"""Kinds of inputs on a large shape, unless it is a finalist that is judged."""
+"""Number of kinds of inputs on a large shape, except for a finalist."""
 
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
 )
-_OVER = re.compile(r"memory space (\w+)\. Used (\S+) of (\S+) ")
-"""What it says of blocks that are too large: what they take, and what there is."""
+_OVER = re.compile(
+    r"memory space (?P<space>\w+)(?s:.*?)(?:Used (\S+) of|Scoped allocation with size (\S+) and limit) (?P<limit>\S+) "
+)
+"""libtpu's words on blocks that are too large: memory space, bytes used, bytes there are."""
 _BRANCHED = re.compile("LLO profiling of .*(No DMA issue node found|when the FIFO is full)")
-"""What libtpu says where its simulator ran what a branch skips."""
+"""libtpu's words where its simulator ran code that a branch skips."""
 _SIMULATOR = re.compile(r"LLO profiling of \S+ failed: (?:[A-Z_]+: )?(.*)")
-"""Why its simulator ended."""
+"""libtpu's words on why its simulator ended."""
 
 
 class TraceStage:
-    """Runs the candidate's Python in one child, and lowers what it traced to in another."""
+    """Stage that traces the candidate's Python in one child, and lowers the trace in another."""
 
     stage = Stage.COMPILE
 
     def __init__(self, *, checks: bool) -> None:
-        """With ``checks`` the second child runs it on the gates' inputs as well: most that is wrong ends here."""
+        """``checks``: whether the second child also runs the trace on the gates' inputs, where most wrong ones fail."""
         self._checks = checks
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """Each answer is judged as it arrives, and the first failure stops its child."""
+        """The first failure; each answer is judged as it arrives, and a failure stops the child."""
         return trace(request, found) or check(request, found, gates=self._checks)
 
 
 class CheckStage:
-    """Passes the gates on what was traced, lowered and timed before."""
+    """Stage that passes the gates on a trace that was lowered and timed before."""
 
     stage = Stage.CHECK
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """One more child."""
+        """The first failure; the gates run in a child of their own."""
         return check(request, found)
 
 
@@ -95,16 +97,16 @@ def _workloads(request: Request) -> list[Workload]:
 
 
 def _with_phase(frame: Frame, phase: str) -> Frame:
-    """What a candidate's child says has the phase that child was in, whatever it says of it."""
+    """A child's error with the phase that the parent knows, whatever phase the child names."""
     fields = {name: str(frame.data.get(name, "")) for name in ("type", "message", "trace")}
     return Frame("error", {**fields, "phase": phase})
 
 
 class _Conversation:
-    """A check child's frames, as the parent understands them."""
+    """Reader of a check child's frames; judges them in the parent."""
 
     def __init__(self, request: Request, found: Findings, asked: Sequence[Workload]) -> None:
-        """``asked``: on which of the checked shapes the gates are passed."""
+        """``asked``: the checked shapes on which the gates are passed."""
         self.failure: Failure | None = None
         self._request, self._asked = request, asked
         self._found = found
@@ -117,7 +119,7 @@ class _Conversation:
                 self._inputs[workload.id, kind] = made
 
     def job(self) -> Frame:
-        """What is traced already is lowered once."""
+        """The child's job; a workload that is traced already is lowered once."""
         request, found = self._request, self._found
         arrays = {
             f"{workload}/{kind}/{name}": array
@@ -161,7 +163,7 @@ class _Conversation:
         return self.failure is None
 
     def incomplete(self) -> Failure | None:
-        """A child that ended well but did not answer everything."""
+        """The failure of a child that ended well and did not answer everything; None where it did."""
         missing = set(self._workloads) - set(self._found.modules)
         unchecked = set(self._inputs) - self._checked
         if missing or unchecked:
@@ -213,12 +215,12 @@ class _Conversation:
 
 
 class CompileStage:
-    """Compiles and simulates what was traced, in a child that never sees the candidate's Python."""
+    """Stage that compiles and simulates traces in a child that never sees the candidate's Python."""
 
     stage = Stage.COMPILE
 
     def __init__(self, *, compiles: bool = True) -> None:
-        """Without ``compiles`` the modules' structure is judged and nothing else: a device compiles them."""
+        """``compiles``: False where a device compiles the modules, and their structure alone is judged here."""
         self._compiles = compiles
 
     def run(self, request: Request, found: Findings) -> Failure | None:
@@ -238,7 +240,7 @@ class CompileStage:
     def _run(
         self, request: Request, found: Findings, left: list[str], *, delays: bool = False
     ) -> Failure | None:
-        """Compiles workloads by id; those that are done are taken off ``left``."""
+        """Compile workloads by id and take those that are done off ``left``."""
         folder = request.folder / f"compile{len(found.logs)}"  # a race compiles some workloads at a time
         folder.mkdir()
         environment = libtpu_simulator.compile_environment(folder, delays=delays)
@@ -293,12 +295,12 @@ class CompileStage:
 
 
 class MeasureStage:
-    """Reads the dumps and turns them into figures, if they can be true."""
+    """Stage that turns the simulator's dumps into figures; a failure where these cannot be true."""
 
     stage = Stage.MEASURE
 
     def run(self, request: Request, found: Findings) -> Failure | None:
-        """One workload after the other."""
+        """The first failure, over one workload after the other."""
         for workload in request.measured:
             if workload.id not in found.dumps:
                 return Failure(Verdict.INFRA_ERROR, f"no dump of workload {workload.id} was made")
@@ -342,7 +344,7 @@ class MeasureStage:
 
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
-    """Input kinds for one checked shape: dealt while searching, two drawn where it is large, all for a finalist."""
+    """Kinds of inputs for one checked shape: some while searching, two drawn where it is large, all for a finalist."""
     if request.thorough:
         return request.operator.input_kinds
     if request.checked[position] in request.large_checks:
@@ -388,7 +390,8 @@ def _candidate_failure(frame: Frame) -> Failure:
         return Failure(Verdict.IMPLAUSIBLE, one_line(message), trace)
     if kind == "MemoryError" or _RESOURCES.search(message):
         over = _OVER.search(message)
-        reason = f"its blocks take {over[2]} of {over[3]} bytes of {over[1]}" if over else reason
+        took = over and (over[2] or over[3])
+        reason = f"its blocks take {took} of {over['limit']} bytes of {over['space']}" if over else reason
         return Failure(Verdict.RESOURCE_ERROR, reason, trace)
     if phase == "topology":
         return Failure(Verdict.INFRA_ERROR, reason, trace)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LARGEST = 1 << 24
-"""No size is larger."""
+"""The largest size that is tried."""
 
 TRIED, BESIDE = 2048, 48
 """Sizes below this are tried in a source's truths, and below that of the second of two unknowns."""
@@ -35,13 +35,13 @@ _CALLED = {
     "cdiv()": lambda n, by: -(-n // by), "next_power_of_2()": lambda n: 1 << max(0, int(n) - 1).bit_length(),
     "sqrt()": math.sqrt,
 }  # fmt: skip
-"""What a module may call of numbers, by its last name and in a way that no name is written."""
+"""Functions of numbers that a module may call, by their last name and ``()``, which no name ends in."""
 
 _COUNTED: Mapping[str, int] = {
     **dict.fromkeys(("sum()", "max()", "min()", "reduce()", "count_nonzero()", "num_programs()"), 0),
     **dict.fromkeys(("program_id()", "arange()", "broadcasted_iota()"), 1),
 }
-"""Calls that make one number of many, of a mask a size, or count or number what there is: how far they stay below."""
+"""Calls that make one number of a tensor or of a size; by call, how far the number stays below that size."""
 
 
 class NamedSizes(NamedTuple):
@@ -58,7 +58,7 @@ class NamedSizes(NamedTuple):
 
 
 def named_sizes(source: str, params: Mapping[str, Any]) -> NamedSizes:
-    """Of a module that is run with ``params``."""
+    """The named sizes of a module that runs with ``params``."""
     return _named(source, tuple(sorted((name, n) for name, n in params.items() if type(n) is int)))
 
 
@@ -165,7 +165,7 @@ class _Origins:
 
 
 def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Names that an assignment binds, and to what part of its value."""
+    """(name, part of the value) pairs of an assignment."""
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, ast.Tuple):
@@ -186,7 +186,7 @@ def _tried(node: ast.AST) -> tuple[np.ndarray, list[int]]:
 
 
 def _unknown(tested: ast.expr) -> list[str]:
-    """Names that nobody knows; none where a truth is no plain arithmetic of sizes, or could make long texts."""
+    """Unknown names in a truth; none where it is no plain arithmetic of sizes, or could make long texts."""
     parts = list(ast.walk(tested))
     raised = sum(isinstance(part, ast.Pow | ast.LShift) for part in parts)
     text = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
@@ -228,7 +228,7 @@ def _holds(
 
 
 def _is_plain(part: ast.AST) -> bool:
-    """Whether it computes with whole numbers, and with none that are many times as long."""
+    """Whether an expression computes with whole numbers of bounded length."""
     if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow | ast.LShift):
         by = part.right.value if isinstance(part.right, ast.Constant) else None
         return type(by) is int and by < 24

@@ -21,10 +21,10 @@ from tilewright.workers.child.frames import dtype_named
 from tilewright.workers.request import Failure, Findings, Request
 
 CHEAP_FLOPS = 1 << 30
-"""Measured shapes of so much work together pass the gates whatever the fitness."""
+"""Work (FLOP) of the measured shapes, taken together, that pass the gates whatever the fitness."""
 
 BEST_FLOPS, FINAL_FLOPS = 4 << 30, 12 << 30
-"""Work of the shapes that a new best, and a finalist, passes the gates on as a whole; the others are sampled."""
+"""Work (FLOP) of the shapes that a new best, and a finalist, passes as a whole; larger ones are sampled."""
 
 CARRIED_FLOPS = 160 << 30
 """Work of the sampled shapes on which a finalist's grid is left whole along axes not declared parallel.
@@ -33,15 +33,15 @@ A kernel may carry what it likes along them, a count of steps among it, and so t
 """
 
 ORACLE_FLOPS = 1 << 39
-"""Work of the largest shape whose references are made as a whole, by an operator that cannot make some of them."""
+"""Work (FLOP) of the largest shape with whole references, for an operator that cannot sample them."""
 
 OPERAND_BYTES = 3 << 29
-"""The largest operands that gates are passed on."""
+"""Bytes of the largest operands that gates are passed on."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What the gates are passed on: these as a whole, and these at some rows and columns."""
+    """Shapes that pass the gates: ``whole`` ones, and those ``sampled`` at some rows and columns."""
 
     whole: tuple[Workload, ...] = ()
     sampled: tuple[Workload, ...] = ()
@@ -75,7 +75,7 @@ def to_verify(request: Request, found: Findings, *, best: bool) -> Shapes:
 
 
 def too_large(operator: Operator, workload: Workload) -> str | None:
-    """Why no gate can be passed on a shape, in a few words; None where one can."""
+    """The reason, in a few words, why a shape cannot pass the gates; None where it can."""
     size = sum(math.prod(s.shape) * dtype_named(s.dtype).itemsize for s in operator.inputs(workload))
     if size > OPERAND_BYTES:
         return f"its operands are {size / 2**30:.1f} GiB, at most {OPERAND_BYTES / 2**30:g} are made"
@@ -85,7 +85,7 @@ def too_large(operator: Operator, workload: Workload) -> str | None:
 
 
 def _shuffled(workloads: Sequence[Workload], request: Request, found: Findings) -> list[Workload]:
-    """In an order that only the seed of the gates' inputs, which no candidate knows, and the kernel decide."""
+    """Shapes in an order drawn from the kernel and the seed of the gates' inputs, which no candidate knows."""
     return random.Random(_key(request, found)).sample(list(workloads), len(workloads))
 
 
@@ -94,7 +94,7 @@ def _key(request: Request, found: Findings) -> str:
 
 
 class VerifyStage:
-    """Passes the gates once more, on two kinds of inputs, of a finalist on all."""
+    """Stage that passes the gates on further shapes with two kinds of inputs, a finalist's with all."""
 
     stage = Stage.CHECK
 
@@ -109,14 +109,11 @@ class VerifyStage:
         rng = np.random.default_rng(list(_key(request, found).encode()))
         shapes = self._shapes
         again = dataclasses.replace(
-            request,
-            measured=(),
-            checked=(*shapes.whole, *shapes.sampled),
+            request, measured=(), checked=(*shapes.whole, *shapes.sampled),
             large_checks=(*shapes.whole, *shapes.sampled),
             sampled={w.id: windows(request.operator.outputs(w), rng) for w in shapes.sampled},
-            whole_axes=self._left_whole(request),
-            is_known=lambda artefact: None,
-        )
+            whole_axes=self._left_whole(request), is_known=lambda artefact: None,
+        )  # fmt: skip
         before = len(found.gates)
         if (failure := trace(again, found)) is not None:
             return failure
@@ -136,7 +133,7 @@ class VerifyStage:
         return check(retried, found)
 
     def _left_whole(self, request: Request) -> frozenset[str]:
-        """Least work first."""
+        """The first failure, over shapes from the least work to the most."""
         kept, left = [], CARRIED_FLOPS if request.final else 0
         for workload in sorted(self._shapes.sampled, key=request.operator.flops):
             left -= request.operator.flops(workload)

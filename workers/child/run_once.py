@@ -70,13 +70,9 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
 def environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """The child's whole environment: nothing of the parent's but its PATH reaches it."""
     return {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-        "HOME": str(folder),
-        "TMPDIR": str(folder),
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **extra,
-    }
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(folder), "TMPDIR": str(folder),
+        "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **extra,
+    }  # fmt: skip
 
 
 def run_child(

@@ -75,11 +75,8 @@ class Session:
         self._pipes = Pipes()
         try:
             self._process = LAUNCHER.start(
-                _config(config),
-                self._folder,
-                environment(self._folder, config.environment),
-                self._pipes.theirs,
-            )
+                _config(config), self._folder, environment(self._folder, config.environment), self._pipes.theirs,
+            )  # fmt: skip
         except OSError:
             self._pipes.close_all()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -255,16 +252,10 @@ class SessionPool:
 
 def _config(config: SessionConfig) -> dict[str, object]:
     limits = {
-        "memory_bytes": ADDRESS_BYTES,
-        "cpu_seconds": 1 << 20,
-        "file_bytes": 2 << 30,
-        "open_files": 4096,
-    }
+        "memory_bytes": ADDRESS_BYTES, "cpu_seconds": 1 << 20, "file_bytes": 2 << 30, "open_files": 4096,
+    }  # fmt: skip
     return {
-        "runner": config.runner,
-        "runner_config": dict(config.runner_config),
-        "shared": [str(path) for path in config.shared],
-        "readable": [str(path) for path in config.readable],
-        "devices": [str(path) for path in config.devices],
-        "limits": limits,
-    }
+        "runner": config.runner, "runner_config": dict(config.runner_config),
+        "shared": [str(path) for path in config.shared], "readable": [str(path) for path in config.readable],
+        "devices": [str(path) for path in config.devices], "limits": limits,
+    }  # fmt: skip

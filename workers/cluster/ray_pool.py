@@ -42,14 +42,14 @@ from tilewright.workers.device.comparison import Comparison
 from tilewright.workers.device.station import DeviceRatio
 
 PROBE_SECONDS = 1.0
-"""Between two probes of an actor that does not answer."""
+"""Seconds between two probes of an actor that does not answer."""
 
 RECOVERY_SECONDS = 120.0
-"""How long an actor may take to restart before it counts as lost; a cold start took 5 to 20 s on two cores."""
+"""Seconds that an actor may take to restart before it counts as lost; a cold start took 5 to 20 s on two cores."""
 
 
 class Service(StrEnum):
-    """``LOST`` actors are still probed, and come back into service when they answer."""
+    """State of an actor. A ``LOST`` one is still probed, and comes back into service when it answers."""
 
     IDLE = "idle"
     RESTARTING = "waiting to start"
@@ -58,7 +58,7 @@ class Service(StrEnum):
 
 @dataclass
 class Health:
-    """The service of one actor; ``call`` is its method that does nothing but answer."""
+    """State of one actor and its probe under way; ``call`` is the actor's method that only answers."""
 
     call: Any
     state: Service = Service.IDLE
@@ -68,7 +68,7 @@ class Health:
 
     @property
     def silent(self) -> bool:
-        """Whether a probe is under way: its actor does not even fail."""
+        """Whether a probe has no answer yet, not even a failure."""
         return self.probe is not None
 
     def doubt(self, now: float) -> None:
@@ -101,7 +101,7 @@ class Health:
 
 
 class EvaluatorActor:
-    """An evaluator in a process of Ray's."""
+    """An evaluator in a worker process of Ray."""
 
     def __init__(self, settings_json: bytes) -> None:
         self._evaluator = Evaluator(settings_json, host=str(ray.util.get_node_ip_address()))
@@ -123,7 +123,7 @@ class EvaluatorActor:
 
 @dataclass
 class Worker:
-    """A worker as its pool sees it: the job it has."""
+    """An actor as its pool sees it, with its job and Ray's reference to the reply; ``began``: monotonic seconds."""
 
     handle: ActorHandle
     number: int
@@ -134,7 +134,7 @@ class Worker:
 
 
 CALIBRATION_SEED = 0
-"""Of the operands that devices are calibrated on."""
+"""Seed of the operands that devices are calibrated on."""
 
 
 @dataclass
@@ -142,15 +142,15 @@ class RayPool(QueuedPool):
     """Implements ``pool.Pool`` with actors of the cluster at ``settings.address``, or of a Ray started here."""
 
     on_note: Callable[[str], None] | None = None
-    """Called with what the cluster lacks or loses, so that nobody waits unaware."""
+    """Called with a sentence on each resource that the cluster lacks or loses."""
     scales: Mapping[str, DeviceRatio] = field(default_factory=dict)
-    """Of the devices of several stations, by device."""
+    """Scales of the devices of several stations, by device."""
     thread_cpu_seconds: float = 0.0
-    """Workers are other processes."""
+    """CPU seconds of worker threads: 0, since workers are other processes."""
     _workers: list[Worker] = field(default_factory=list)
     _stations: list[ActorHandle] = field(default_factory=list)
     _head: Head | None = None
-    """Of a cluster that was joined."""
+    """The head of a cluster that was joined; None for a Ray of this pool."""
     _lost: deque[str] = field(default_factory=deque)
     """Sentences on lost nodes; Ray's thread writes them."""
     _lacked: str = ""
@@ -185,7 +185,7 @@ class RayPool(QueuedPool):
         self._note_nodes()
 
     def _note_nodes(self) -> None:
-        """Say where the workers are, and what the cluster lacks for them."""
+        """Tell ``on_note`` the workers' nodes, and the resource that the cluster lacks for them."""
         settings, target = self.settings, load_target(self.settings.target)
         if settings.address and self.on_note is not None:
             self.on_note(f"workers: {settings.count} on {nodes_text(target, settings.address)}")
@@ -193,7 +193,7 @@ class RayPool(QueuedPool):
                 self.on_note(f"warning: {missing}")
 
     def _start_stations(self, target: Target, scratch: str | None) -> None:
-        """One for each device; several devices are put on one scale before anything else."""
+        """Start a station for each device; several devices are calibrated first. Raises PoolUnavailable."""
         settings = self.settings
         self._stations = start_stations(target, settings.gpus, scratch)
         if len(self._stations) < 2:

@@ -28,11 +28,11 @@ from tilewright.workers.cluster.settings import PoolUnavailable
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 SLIVER = 0.001
-"""Of a node's resource: enough to be placed there."""
+"""Share of a node's resource that is enough for a placement on it."""
 
 
 def worker_resources(target: str) -> dict[str, Any]:
-    """What one worker asks of a node: a CPU, since its children do the work, and a share of the target.
+    """Ray's resources for one worker: a CPU, since its children do the work, and one unit of the target.
 
     A target that no node offers yet waits for one that joins, rather than for a place on another target's nodes.
     """
@@ -40,7 +40,7 @@ def worker_resources(target: str) -> dict[str, Any]:
 
 
 def station_resources(target: Target, gpus: int) -> list[dict[str, Any]]:
-    """What each station asks of a node: one station for each of ``gpus`` GPUs (0: all of the target's nodes) or TPUs.
+    """Ray's resources for each station: one for each of ``gpus`` GPUs (0: all of the target's nodes) or for each TPU.
 
     Under the interpreter ``gpus`` processes of a CPU stand in for them, at least one. A station on a node that is lost
     may restart on any; it refuses a GPU of another product.
@@ -67,7 +67,7 @@ def station_resources(target: Target, gpus: int) -> list[dict[str, Any]]:
 
 
 def missing_resource(target: Target) -> str:
-    """What no node of the cluster has for a target, in one sentence; empty where one has.
+    """A sentence on the resource for a target that no node of the cluster has; empty where one has it.
 
     Workers of the target wait for a node that joins.
     """
@@ -97,7 +97,7 @@ def _nodes(target: Target) -> list[tuple[str, Mapping[str, float]]]:
 
 
 def nodes_text(target: Target, address: str) -> str:
-    """Where workers of a target are placed, such as ``2 nodes of the cluster at 10.0.0.1:6379``."""
+    """Text on the nodes of a target's workers, such as ``2 nodes of the cluster at 10.0.0.1:6379``."""
     count = len(_nodes(target))
     return f"{count} node{'s' * (count != 1)} of the cluster at {address}"
 
@@ -110,15 +110,14 @@ RAY_LOG = "tilewright.evolve.ray"
 """Logger of Ray's own lines: below the one whose lines the campaign's log gets."""
 
 CONNECT_SECONDS = 5.0
-"""How long the head of a cluster may take to accept a connection."""
-
+"""Seconds that the head of a cluster may take to accept a connection."""
 
 HEAD_SECONDS = 25.0
-"""How long the head of a joined cluster may refuse connections before a campaign ends with a sentence; after 60 s Ray
-would end this process without one."""
+"""Seconds that the head of a joined cluster may refuse connections before a campaign ends with a sentence; after 60 s
+Ray would end this process without one."""
 
 ASK_SECONDS = 3.0
-"""Between two looks at the head."""
+"""Seconds between two connections to the head."""
 
 
 @dataclass
@@ -131,7 +130,7 @@ class Head:
 
     @classmethod
     def joined(cls) -> Self:
-        """Of the cluster that this process is in."""
+        """The head of the cluster that this process is in."""
         return cls(str(ray.get_runtime_context().gcs_address))
 
     def require(self) -> None:
@@ -201,11 +200,11 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
 
 
 LOST_NODE = re.compile(r"The node with node id.* address: (\S+) .*marked dead")
-"""Ray's own line on a node that it gives up."""
+"""The line that Ray writes on a node that it gives up."""
 
 
 def keep_lines(target: Target, on_note: Callable[[str], None]) -> None:
-    """Have Ray's own lines logged: it prints the end of a lost node's log, whatever ``log_to_driver`` says.
+    """Log the lines that Ray would print: it prints the end of a lost node's log, whatever ``log_to_driver`` says.
 
     ``on_note`` is called with a sentence on each lost node, and on what the cluster then lacks for the target.
     """

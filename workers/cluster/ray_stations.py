@@ -31,25 +31,25 @@ from tilewright.workers.device.comparison import (
 from tilewright.workers.device.station import Champion, DeviceRatio, Entry, LocalStation
 
 CALIBRATION_SECONDS = 180.0
-"""How long stations may take to start, compile the reference kernel and time it."""
+"""Seconds that stations may take to start, compile the reference kernel and time it."""
 
 QUERIES = "queries"
 """The concurrency group of a station's calls that need no device, so that they do not wait for jobs."""
 
 JOBS = "jobs"
-"""The group of jobs on the device: one runs while the next one is unpacked."""
+"""The concurrency group of jobs on the device: one runs while the next one is unpacked."""
 
 ORACLE = "oracle"
-"""The group of questions to the oracle, which may take a while."""
+"""The concurrency group of questions to the oracle, which may take seconds."""
 
 GROUPS = {QUERIES: 1, JOBS: 2, ORACLE: 1}
 
 CALIBRATION_EFFORT = (5, 3)
-"""Rounds, and timed calls a round."""
+"""Rounds of a calibration, and timed calls of a round."""
 
 
 class StationActor:
-    """Runs in the Ray worker process that holds one device."""
+    """The station of one device, in the Ray worker process that holds it."""
 
     def __init__(self, target: str, scratch: str | None) -> None:
         self._target = load_target(target)
@@ -77,7 +77,7 @@ class StationActor:
 
     @ray.method(concurrency_group=QUERIES)
     def champion(self, known: tuple[str, float] | None) -> Champion | float | None:
-        """The champion with its plans, which are large; of one that the evaluator knows by id and fitness, the rest."""
+        """The champion with its plans, which are large; ``screens`` alone where the evaluator knows id and fitness."""
         found = self._station.champion()
         return found.screens if found is not None and (found.entry.id, found.fitness) == known else found
 
@@ -103,7 +103,9 @@ class StationActor:
 
 
 class RemoteStation:
-    """A station seen from an evaluator: implements ``workers.device.station.Station``. ``scales`` by device."""
+    """A station actor as an evaluator sees it: implements ``workers.device.station.Station``.
+
+    ``scales``: the ratio of each device's times to the reference device's, by the device's name."""
 
     def __init__(self, handle: ActorHandle, scales: Mapping[str, DeviceRatio]) -> None:
         self._handle = handle
@@ -160,7 +162,7 @@ class RemoteStation:
 
 
 def start_stations(target: Target, gpus: int, scratch: str | None = None) -> list[ActorHandle]:
-    """One actor for each device that ``placement.station_resources`` finds.
+    """One actor for each device that ``ray_start.station_resources`` finds.
 
     Their children's folders are made in ``scratch``; None for each machine's own place for temporary files.
     """
@@ -174,7 +176,7 @@ def start_stations(target: Target, gpus: int, scratch: str | None = None) -> lis
 def calibrate(
     stations: Sequence[ActorHandle], operator: str, suite: str, target: Target, reference: Entry, seed: int
 ) -> tuple[list[ActorHandle], dict[str, DeviceRatio]]:
-    """Have every station time the reference; those to measure on, and their devices' scales.
+    """Stations to measure on and their devices' scales, after every station has timed the reference.
 
     A station that does not answer in ``CALIBRATION_SECONDS`` is left out. Raises SessionDied when none answers.
     """
@@ -208,7 +210,7 @@ def calibrate(
 def ask_comparison(
     station: ActorHandle, operator: str, workloads: Sequence[Workload], entries: Sequence[Entry], seed: int
 ) -> Comparison:
-    """Compare entries on a station. Raises SessionDied."""
+    """The comparison of entries on a station, side by side. Raises SessionDied."""
     try:
         text: Any = ray.get(station.compare.remote(operator, list(workloads), list(entries), seed))
     except ray.exceptions.RayError as error:

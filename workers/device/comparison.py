@@ -106,13 +106,9 @@ def compare(
     """
     failed: dict[str, str] = {}
     request = TimingRequest(
-        operator=operator,
-        truth=Truth(operator),
-        target=target,
-        limits=Limits(trace=ChildLimits(WALL_SECONDS)),
-        seed=seed,
-        measured=tuple(workloads),
-    )
+        operator=operator, truth=Truth(operator), target=target, limits=Limits(trace=ChildLimits(WALL_SECONDS)),
+        seed=seed, measured=tuple(workloads),
+    )  # fmt: skip
     left, samples = _with_plans(request, entries, failed, station), samples or Samples(operator, station)
     while left:
         timed = _time_shapes(station, request, left, effort, samples)
@@ -138,15 +134,9 @@ def _with_plans(
         for entry in entries:
             shapes = tuple(w for w in request.measured if entry.only is None or w.id in entry.only)
             part = KernelRequest(
-                operator=request.operator,
-                truth=request.truth,
-                target=target,
-                limits=request.limits,
-                seed=request.seed,
-                measured=shapes,
-                source=entry.source,
-                params=entry.params,
-            )
+                operator=request.operator, truth=request.truth, target=target, limits=request.limits,
+                seed=request.seed, measured=shapes, source=entry.source, params=entry.params,
+            )  # fmt: skip
             plans: Mapping[str, bytes] | str = entry.plans or _kept_plans(station, entry, shapes)
             plans = plans or (_traced_plans(part) if compiler is None else _compiled_plans(part, compiler))
             if isinstance(plans, str):

@@ -78,10 +78,6 @@ def run_pallas_child(
     limits = request.limits.trace
     with temporary_folder(scratch) as folder:
         return run_child(
-            job,
-            replace(limits, wall_seconds=limits.wall_seconds * request.time_factor),
-            folder,
-            extra_environment=libtpu_simulator.trace_environment(),
-            on_frame=hear,
-            launcher=launcher,
-        )
+            job, replace(limits, wall_seconds=limits.wall_seconds * request.time_factor), folder,
+            extra_environment=libtpu_simulator.trace_environment(), on_frame=hear, launcher=launcher,
+        )  # fmt: skip

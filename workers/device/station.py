@@ -154,12 +154,9 @@ class LocalStation:
         self._keeper: SessionPool | ForkedChildren
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = ForkedChildren(
-                "interpret.",
-                ("tilewright.workers.runners.triton.interpreter_runner",),
-                {"product": device.product},
-                triton_toolchain.environment(device),
-                scratch,
-            )
+                "interpret.", ("tilewright.workers.runners.triton.interpreter_runner",),
+                {"product": device.product}, triton_toolchain.environment(device), scratch,
+            )  # fmt: skip
         else:
             config = (
                 tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
@@ -315,14 +312,10 @@ def compile_children(
 ) -> ForkedChildren:
     """Children that compile candidates before they are measured. ``template``: see ``ForkedChildren``."""
     return ForkedChildren(
-        "compile.",
-        ("tilewright.workers.runners.triton.compile",),
-        {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
-        triton_toolchain.compile_environment(),
-        scratch,
-        triton_toolchain.CACHES,
-        template,
-    )
+        "compile.", ("tilewright.workers.runners.triton.compile",),
+        {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes}, triton_toolchain.compile_environment(),
+        scratch, triton_toolchain.CACHES, template,
+    )  # fmt: skip
 
 
 def station_fault(device: Gpu | Chip) -> str | None:

@@ -168,16 +168,10 @@ def measure(
         made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
         arrays.update({f"{workload.id}/{_array_name(kind, name)}": array for name, array in made.items()})
     data = {
-        "entries": [entry.data() for entry in entries],
-        "workloads": [request.described(w) for w in workloads],
-        "seed": seed,
-        "kinds": drawn,
-        "tables": list(samples.tables),
-        "rounds": effort[0],
-        "calls": effort[1],
-        "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads},
-        "pace": dict(pace),
-    }
+        "entries": [entry.data() for entry in entries], "workloads": [request.described(w) for w in workloads],
+        "seed": seed, "kinds": drawn, "tables": list(samples.tables), "rounds": effort[0], "calls": effort[1],
+        "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads}, "pace": dict(pace),
+    }  # fmt: skip
     blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
     scale = station.scale()
     outcome = run_job(station, request, found, Frame("time", data, arrays, blobs))

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.seeds import sampled
 from tilewright.seeds.operator import (
     AgreementGate,
     Arrays,
@@ -334,8 +335,16 @@ class SampledOperator(TakenOperator):
     @property
     def table_kinds(self) -> tuple[str, ...]:
         """See ``seeds.sampled.TableKinds``."""
-        kept = (k for k in TABLE_KINDS if k not in self.lost_tables)
+        kept = (k for k in TABLE_KINDS if k not in self.lost_tables and self._keeps_ends(k))
         return tuple(k for k in kept if _BORNE.get(k, frozenset([k])) & set(self.kinds))
+
+    def _keeps_ends(self, kind: str) -> bool:
+        """Whether floats that lie between two ends do so in tables of a kind."""
+        bounded = [o.name for o in self.operands if o.least is not None and is_float(o.dtype)]
+        plain = self.tables() if bounded else {}
+        made = sampled.kind_tables(plain, kind)
+        ends = [[(t[n].min(), t[n].max()) for t in (plain, made)] for n in bounded]
+        return all(least <= low and high <= most for (least, most), (low, high) in ends)
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
         """``elements`` may be those of a device: then the reference runs there."""

@@ -92,11 +92,6 @@ def _device_environment(chip: Chip) -> dict[str, str]:
     own = {"TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0"}
     passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
     return {
-        "JAX_PLATFORMS": "tpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": f"{chip.name}-1",
-        "TPU_WORKER_ID": "0",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        **own,
-        **passed,
-    }
+        "JAX_PLATFORMS": "tpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": f"{chip.name}-1",
+        "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost", **own, **passed,
+    }  # fmt: skip

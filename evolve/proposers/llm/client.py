@@ -165,28 +165,17 @@ class ChatClient:
             )
             used = prompt_tokens + completion_tokens
             return Exchange(
-                key,
-                self.model,
-                tuple(messages),
-                reply,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                salt=salt,
-                seconds=time.monotonic() - began,
-            )
+                key, self.model, tuple(messages), reply, prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens, salt=salt, seconds=time.monotonic() - began,
+            )  # fmt: skip
         except EndpointFailed as error:
             log.warning("the model endpoint failed: %s", error)
             self._warn(f"warning: the language model does not answer: {error}")
             used = None if error.billed else 0
             return Exchange(
-                key,
-                self.model,
-                tuple(messages),
-                error=str(error),
-                prompt_tokens=worst if error.billed else 0,
-                salt=salt,
-                seconds=time.monotonic() - began,
-            )
+                key, self.model, tuple(messages), error=str(error), prompt_tokens=worst if error.billed else 0,
+                salt=salt, seconds=time.monotonic() - began,
+            )  # fmt: skip
         finally:
             self.budget.settle(worst, used)
 

@@ -58,12 +58,9 @@ def improve(contract: Contract, history: History, parent: Candidate) -> Messages
     """Ask for a faster child of ``parent``."""
     evaluation = history.evaluation(parent.genome.id)
     parts = [
-        _contract(contract),
-        _kernel("Kernel to improve", parent, evaluation),
-        _relatives(history, parent),
-        _failures(history),
-        "Propose one change.",
-    ]
+        _contract(contract), _kernel("Kernel to improve", parent, evaluation), _relatives(history, parent),
+        _failures(history), "Propose one change.",
+    ]  # fmt: skip
     return [_system(), {"role": "user", "content": "\n\n".join(filter(None, parts))}]
 
 

@@ -221,13 +221,9 @@ def _append_items(node: cst.Dict, pairs: Sequence[tuple[str, str]]) -> cst.Dict:
         item = cst.DictElement(cst.parse_expression(key), cst.parse_expression(value))
         if elements:
             last = elements[-1]
-            between = (
-                elements[0].comma
-                if len(elements) > 1
-                else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-            )
+            between = elements[0].comma if len(elements) > 1 else COMMA
             if isinstance(between, cst.MaybeSentinel):
-                between = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+                between = COMMA
             item = item.with_changes(comma=last.comma)
             elements[-1] = last.with_changes(comma=between)
         elements.append(item)
@@ -236,15 +232,10 @@ def _append_items(node: cst.Dict, pairs: Sequence[tuple[str, str]]) -> cst.Dict:
 
 def _with_imports(module: cst.Module, lines: Sequence[str]) -> cst.Module:
     """``module`` with import lines after its last import."""
-    body = list(module.body)
-    last = 0
-    for position, statement in enumerate(body):
-        if isinstance(statement, cst.SimpleStatementLine) and isinstance(
-            statement.body[0], cst.Import | cst.ImportFrom
-        ):
-            last = position + 1
+    first = [s.body[0] if isinstance(s, cst.SimpleStatementLine) else s for s in module.body]
+    last = max((n for n, s in enumerate(first, 1) if isinstance(s, cst.Import | cst.ImportFrom)), default=0)
     new = [s for line in lines for s in parse_statements(line)]
-    return module.with_changes(body=[*body[:last], *new, *body[last:]])
+    return module.with_changes(body=[*module.body[:last], *new, *module.body[last:]])
 
 
 _HARMLESS = re.compile(r"[\w\[\]\"'(), +*/<>-]*")
@@ -282,27 +273,21 @@ def _may_have_dead_bindings(tree: ast.Module) -> bool:
 
 
 def _dead_bindings(kernel: KernelSource, edit: Edit, function: cst.FunctionDef) -> None:
-    counts: dict[str, int] = {}
-    for node in walk(function):
-        if isinstance(node, cst.Name):
-            counts[node.value] = counts.get(node.value, 0) + 1
+    """Edit out the names that ``function`` binds to plain arithmetic and never reads."""
+    counts = Counter(node.value for node in walk(function) if isinstance(node, cst.Name))
+
+    def dead(name: cst.BaseExpression, value: cst.BaseExpression) -> bool:
+        return isinstance(name, cst.Name) and counts[name.value] == 1 and _is_removable(kernel, value)
+
     for node in walk(function):
         if not isinstance(node, cst.Assign) or len(node.targets) != 1:
             continue
         target, value = node.targets[0].target, node.value
-        if isinstance(target, cst.Name) and counts[target.value] == 1 and _reads_parameters(kernel, value):
+        if dead(target, value):
             edit.remove(kernel.statement(node))
         elif isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
             pairs = list(zip(target.elements, value.elements, strict=False))
-            live = [
-                (t, v)
-                for t, v in pairs
-                if not (
-                    isinstance(t.value, cst.Name)
-                    and counts[t.value.value] == 1
-                    and _reads_parameters(kernel, v.value)
-                )
-            ]
+            live = [(t, v) for t, v in pairs if not dead(t.value, v.value)]
             if live and len(live) < len(pairs) == len(target.elements):
                 left = ", ".join(kernel.code(t.value) for t, _ in live)
                 right = ", ".join(kernel.code(v.value) for _, v in live)
@@ -311,8 +296,8 @@ def _dead_bindings(kernel: KernelSource, edit: Edit, function: cst.FunctionDef) 
                 edit.replacements[node] = line.body[0]
 
 
-def _reads_parameters(kernel: KernelSource, value: cst.BaseExpression) -> bool:
-    """Whether an expression is plain arithmetic on names and parameters, safe to remove."""
+def _is_removable(kernel: KernelSource, value: cst.BaseExpression) -> bool:
+    """Whether an expression is plain arithmetic on names and parameters, which nothing misses."""
     called = {kernel.code(n.func) for n in walk(value) if isinstance(n, cst.Call)}
     return bool(_HARMLESS.fullmatch(kernel.code(value))) and called <= {"min", "max"}
 
@@ -333,20 +318,14 @@ def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
     if not dead:
         return source, ()
     edit = Edit(kernel)
-    for literal in ("SPACE", "DEFAULTS"):
-        node = kernel.literals[literal]
+    mention = re.compile(r"\b(" + "|".join(map(re.escape, dead)) + r")\b").search
+    for literal, node in kernel.literals.items():
         if node is not None:
-            keep = [e for e in node.elements if not _keyed(kernel, e, dead)]
+            gone = mention if literal == "CONSTRAINTS" else lambda key: key.strip("\"'") in dead
+            keep = [
+                e for e in node.elements if not (isinstance(e, cst.DictElement) and gone(kernel.code(e.key)))
+            ]
             edit.replacements[node] = node.with_changes(elements=keep)
-    node = kernel.literals["CONSTRAINTS"]
-    if node is not None:
-        words = re.compile(r"\b(" + "|".join(map(re.escape, dead)) + r")\b")
-        keep = [
-            e
-            for e in node.elements
-            if not (isinstance(e, cst.DictElement) and words.search(kernel.code(e.key)))
-        ]
-        edit.replacements[node] = node.with_changes(elements=keep)
     return edit.text(edit.applied()), dead
 
 
@@ -368,7 +347,3 @@ def _mentions_all(tree: ast.Module) -> bool:
     pieces = {id(piece) for node in within if isinstance(node, ast.JoinedStr) for piece in node.values}
     named = {node.value for node in within if isinstance(node, ast.Constant) and id(node) not in pieces}
     return isinstance(space, dict) and space.keys() <= named
-
-
-def _keyed(kernel: KernelSource, element: cst.BaseDictElement, names: Sequence[str]) -> bool:
-    return isinstance(element, cst.DictElement) and kernel.code(element.key).strip("\"'") in names

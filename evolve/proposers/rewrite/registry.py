@@ -3,49 +3,28 @@
 from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower
 from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain
-from tilewright.evolve.proposers.rewrite.pallas import (
-    dots,
-    exponents,
-    grid,
-    normalise,
-    tiles,
-    unroll_grid,
-)
+from tilewright.evolve.proposers.rewrite.pallas import dots, exponents, grid, normalise, tiles, unroll_grid
 from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs
 
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
-        grid.CacheAcrossAxis(),
-        dots.ChunkRows(),
-        dots.ChunkColumns(),
-        dots.ScaleBeforeDot(),
-        dots.ReassociateScale(),
-        tiles.SkipMaskedTiles(),
-        normalise.NormaliseOnce(),
-        exponents.BaseTwoSoftmax(),
-        grid.WholeReductionBlock(),
-        unroll_grid.UnrollGridAxis(),
-    )
+        grid.CacheAcrossAxis(), dots.ChunkRows(), dots.ChunkColumns(), dots.ScaleBeforeDot(),
+        dots.ReassociateScale(), tiles.SkipMaskedTiles(), normalise.NormaliseOnce(), exponents.BaseTwoSoftmax(),
+        grid.WholeReductionBlock(), unroll_grid.UnrollGridAxis(),
+    )  # fmt: skip
 
 
 def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
-    return (
-        loads.CacheHint(),
-        arithmetic.DivideToReciprocal(),
-        programs.LaunchOption(),
-    )
+    return (loads.CacheHint(), arithmetic.DivideToReciprocal(), programs.LaunchOption())
 
 
 def triton_rules() -> tuple[Rule, ...]:
     return (
-        *gluon_rules(),
-        loads.TransposedStore(),
-        descriptors.DescriptorLoad(),
-        lower.LowerProduct(),
+        *gluon_rules(), loads.TransposedStore(), descriptors.DescriptorLoad(), lower.LowerProduct(),
         chain.LowerChain(),
-    )
+    )  # fmt: skip
 
 
 def rules(language: Language) -> tuple[Rule, ...]:
@@ -61,10 +40,4 @@ def rule_names() -> frozenset[str]:
 
 def openings() -> frozenset[str]:
     """Names of the rules that write a kernel in another structure, which wants tuning before it competes."""
-    return frozenset(
-        {
-            lower.LowerProduct.name,
-            chain.LowerChain.name,
-            unroll_grid.UnrollGridAxis.name,
-        }
-    )
+    return frozenset({lower.LowerProduct.name, chain.LowerChain.name, unroll_grid.UnrollGridAxis.name})

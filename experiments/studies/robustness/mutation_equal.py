@@ -61,7 +61,7 @@ EQUAL: dict[str, dict[str, str]] = {
     "fitness/tpu/time_model.py": {
         "seconds, core, memory, waited, longest = calibration.call, 0.0, 0.0, 0.0, ( -1.0, math.inf)": (
             "less than any operation's time, as 0 is"
-        ),
+        )
     },
     "fitness/evaluation.py": {
         "def _of_the_first_model(cls, data: Any) -> Any:": "pydantic makes a class method of it by itself",

@@ -209,8 +209,8 @@ def test_the_largest_shape_meets_every_kind_and_so_do_the_others_together():
             met += [(math.prod(w.dims.values()), drawn_kinds(request, w, 3)) for w in request.checked]
 
         assert lot.DrawnStage((SMALL, run)).run(asked, Findings()) is None
-        assert max(met)[0] == met[0][0] and [len(kinds) for _, kinds in met] == [len(every)] * 2 + [3] * 4
-        assert {kind for _, kinds in met[2:] for kind in kinds} == every
+        assert max(met)[0] == met[0][0] and [len(kinds) for _, kinds in met] == [len(every)] * 3 + [3] * 3
+        assert {kind for _, kinds in met[3:] for kind in kinds} == every
 
 
 def test_a_shape_lies_beyond_the_listed_ones():
@@ -321,9 +321,5 @@ def test_a_library_serves_what_lies_between_verified_shapes():
     alone = Legality(
         tuple(served_constraints([evaluation([(1, 256)])], [{"M": 64, "K": 128}], alone=True)), {}
     ).holds
-    assert [alone({"M": m, "K": k}) for m, k in ((64, 128), (1, 256), (64, 256), (32, 128))] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert {k for k in (128, 256, 512) if alone({"M": 64, "K": k})} == {128}, "a verified shape alone"
+    assert alone({"M": 1, "K": 256}) and not alone({"M": 32, "K": 128})

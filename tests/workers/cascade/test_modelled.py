@@ -118,7 +118,7 @@ def test_what_fails_its_verification_failed_a_check(monkeypatch):
 
 def test_a_source_that_the_campaign_vouches_for_passes_the_gates_after_it_was_timed(monkeypatch):
     notes = Notes(monkeypatch)
-    found = judged(best=math.inf)
+    found = judged(best=float("inf"))
     assert notes.ran[:4] == [("trace alone", *ALL), ("compile", *ALL), ("measure", *ALL), ("check", *ALL)]
     assert (found.verdict, found.stage, notes.best) == (Verdict.OK, Stage.MEASURE, [False])
     Notes(monkeypatch, fails="check")

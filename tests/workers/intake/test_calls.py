@@ -101,6 +101,14 @@ def test_objects_and_values_go_through_a_calls_text(tmp_path, monkeypatch):
         draw(alone, {"M": 4, "N": 3}, "randn", 4, np.random.default_rng(0))
 
 
+def test_integers_are_the_callers_own_at_its_shape_and_drawn_elsewhere(tmp_path):
+    write(tmp_path / "in.npz", [[np.array([7, 5, 9], dtype="int32")]])
+    write_renamed(tmp_path / "in.npz", tmp_path / "out.npz", ["3"], ["lengths"])
+    lengths = Operand("lengths", "int32", ("M",), below=10, values=str(tmp_path / "out.npz"))
+    made = [draw(lengths, {"M": m}, "usual", 4, np.random.default_rng(0)) for m in (3, 8)]
+    assert made[0].tolist() == [7, 5, 9] and len(made[1]) == 8
+
+
 @pytest.mark.parametrize(
     ("text", "holds"),
     [

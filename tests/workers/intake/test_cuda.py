@@ -12,7 +12,7 @@ from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.cuda.host_function import HostFunction
 from tilewright.workers.intake.cuda.knobs import found_knobs, scheduled
 from tilewright.workers.intake.cuda.launch_text import launched
-from tilewright.workers.intake.cuda.program import Intake
+from tilewright.workers.intake.cuda.program import CHECKED_ELEMENTS, Intake
 
 KERNEL = """#include <cuda_runtime.h>
 #include <cstdint>
@@ -304,6 +304,50 @@ def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are
 def test_sizes_that_a_launch_says_keep_their_value(tmp_path):
     intake = Intake(with_tensors(tmp_path, PLAIN.replace("factor, n)", "factor, 200)")))
     assert {shape.dims["N"] for shape in intake.shapes()} == {200}
+
+
+def test_checked_shapes_have_few_elements_whatever_their_rank(tmp_path):
+    body = PLAIN.replace("n / 512", "(n + 511) / 512")
+    intake = Intake(with_tensors(tmp_path, body, call="f32[16, 64, 32, 64, 64], 3.0"))
+    sizes = [shape.inputs["x"].size for shape in intake.shapes()]
+    assert len(sizes) == 2 and all(1000 < size <= CHECKED_ELEMENTS for size in sizes)
+
+
+DIRECT = """import torch
+from torch.utils.cpp_extension import load_inline
+made = load_inline(name="m", cpp_sources="", functions=["scaled"], cuda_sources='''
+extern "C" __global__ void scaled(const float *x, float *y, int n) {
+    int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < n) y[at] = x[at] * 2.f;
+}''')
+def run(x):
+    y = torch.empty_like(x)
+    n = x.numel()
+    made.scaled(GIVEN)
+    return y
+"""
+
+
+SIZES = "grid=((n + 255) // 256, 1, 1), block=(256,), shared_mem=8"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"x, y, n, {SIZES}",
+        f"args=[x.data_ptr(), y.data_ptr(), n], {SIZES}",
+        "(n + 255) // 256, (256, 1), 8, x, y, n",
+    ],
+)
+def test_a_kernel_that_python_launches_by_its_grid_is_launched_so(tmp_path, given):
+    asked = request(tmp_path, call="f32[96, 200]")
+    (tmp_path / "direct.py").write_text(DIRECT.replace("GIVEN", given))
+    function = HostFunction({**asked, "path": f"{tmp_path}/direct.py"})
+    text, named, dims = settled(function)
+    (step,) = launched(text, function.own(named), {**dims, "D0": 50}, function.knobs)["steps"]
+    assert (step["grid"], step["block"], step["shared"]) == ((40, 1, 1), (256, 1, 1), 8)
+    assert step["arguments"] == (("x", 0), ("result0", 0), {"i32": 10000})
+    assert "torch compiles no such extension" in function.left_out[0]
 
 
 def test_what_a_kernel_adds_to_is_zeroed_and_headers_are_kept(tmp_path):

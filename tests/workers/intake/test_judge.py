@@ -130,12 +130,9 @@ def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
 
 def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     operands = [
-        ROWS,
-        Operand("labels", "int64", ("M",), "N"),
-        Operand("mask", "bool", ("M", "N")),
-        Operand("parts", "int32", (8,), total="M"),
-        Operand("codes", "float8_e4m3fn", ("M", "N")),
-    ]
+        ROWS, Operand("labels", "int64", ("M",), "N"), Operand("mask", "bool", ("M", "N")),
+        Operand("parts", "int32", (8,), total="M"), Operand("codes", "float8_e4m3fn", ("M", "N")),
+    ]  # fmt: skip
     known = {"-inf", "-100", "rows"}
     found = with_edges(operands, [-1, -100], lambda tried: {o.edge for o in tried} - {""} <= known)
     assert [o.edge for o in found] == ["-inf", "-100", "rows", "", ""]

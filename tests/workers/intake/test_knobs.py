@@ -4,10 +4,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
 
+from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.knobs import Knob, values_around
 from tilewright.workers.intake.triton import knob_evidence
 from tilewright.workers.intake.triton.knob_finder import extents
@@ -56,3 +58,19 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
     gates: Any = None
     found = knob_evidence._moved_together(trials, gates, knobs[0])
     assert found is None if ties is None else found == (ties, values)
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.0, ["M", "N"]), (0.01, [])])
+def test_rows_of_what_is_random_by_place_are_not_judged_by_themselves(share, found):
+    dropped = np.random.default_rng(10).random(2 * 64 * 64) < share  # where an element lies in memory says it
+
+    def reference(inputs):
+        return [np.where(dropped[: inputs["x"].size].reshape(inputs["x"].shape), 0.0, inputs["x"])]
+
+    seed: Any = SimpleNamespace(
+        site=SimpleNamespace(operands=[Operand("x", "float32", ("M", "N"))]), reference=reference
+    )
+    x = np.random.default_rng(4).standard_normal((7, 70))
+    shape: Any = SimpleNamespace(dims={"M": 7, "N": 70}, inputs={"x": x}, answers=reference({"x": x}))
+    results: Any = [SimpleNamespace(place=0, shape=("M", "N"))]
+    assert knob_evidence.independent_dimensions(seed, shape, results) == found

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tilewright.evolve.intake.folder import _can_be_sampled
 from tilewright.seeds.operator import Suite, Workload
 from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.session import SessionDied
@@ -27,16 +28,12 @@ def product(folder, body="return a @ b", **changes):
     """A product whose reference stands in a file."""
     (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
     given = {
-        "name": "p/taken",
-        "reference": f"{folder}/reference.py:f",
-        "call": "a, b",
+        "name": "p/taken", "reference": f"{folder}/reference.py:f", "call": "a, b",
         "operands": (Operand("a", "float16", ("M", "K")), Operand("b", "float16", ("K", "N"))),
         "results": (Result("o0", "float16", ("M", "N"), min_db=60.0),),
-        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))},
-        "kernels": {},
-        "work": {LARGE.id: 1 << 40},
-        **changes,
-    }
+        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))}, "kernels": {},
+        "work": {LARGE.id: 1 << 40}, **changes,
+    }  # fmt: skip
     return SampledOperator(**given)
 
 
@@ -46,6 +43,21 @@ class InProcess:
     def sample(self, asked, seed):
         question = json.loads(json.dumps({"operator": asked, "seed": seed}))
         return _sample(oracle._sample_frame(question, "cpu", set()))
+
+
+@pytest.mark.parametrize("ends", [(), (-1.0, 1.0), (-2.0, -1.0)])
+def test_floats_between_two_ends_come_from_tables_and_no_kind_of_these_leaves_them(tmp_path, ends):
+    operands = (
+        Operand("a", "bfloat16", ("M", "K")),
+        Operand("b", "float32", ("K", "N"), 0, 0, 1.0, "", 0, "", *ends),
+    )
+    operator = product(tmp_path, operands=operands, kinds=("randn", "sided", "usual", "far", "huge-115"))
+    lost = {(): 0, (-1.0, 1.0): 1, (-2.0, -1.0): 3}[ends]  # huge; signs and zeros, too
+    assert len(operator.table_kinds) == 5 - lost
+    tables = [kind_tables(operator.tables(), kind)["b"] for kind in operator.table_kinds if ends]
+    assert all(ends[0] <= table.min() and table.max() <= ends[1] for table in tables)
+    row = ["x0", "float32", ["M"], 0, 0, 1.0, "", 0, "", *(ends or (None, None)), ""]
+    assert _can_be_sampled({"operands": [row], "independent": ["M"]})
 
 
 @pytest.mark.parametrize("kind", ["", "repeated", "signed"])

@@ -90,10 +90,7 @@ def _looped(bound):
 )  # fmt: skip
 def test_scalars_are_simulated_without_divisions(away, bound):
     """The simulator cannot follow them: what is simulated has none, and does the same products."""
-    turns = {
-        "step * 256 // 128": [0, 2, 4, 6],
-        "(step * 100 + 50) // 96 + step * 7 % 3": [0, 2, 4, 3],
-    }[bound]
+    turns = {"step * 256 // 128": [0, 2, 4, 6], "(step * 100 + 50) // 96 + step * 7 % 3": [0, 2, 4, 3]}[bound]
     sent, simulated = away(ir.scalars_followed, _looped(bound))
     assert sent[1] > 0 and simulated[1] == 0
     assert simulated[0] == 4 * sum(turns) * 2 * 128**3

@@ -27,8 +27,11 @@ from tilewright.workers.intake.judge.reference import run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
 from tilewright.workers.intake.operator import operand_row
 from tilewright.workers.intake.triton.call_site import Seed
-from tilewright.workers.intake.triton.checked_shapes import check_dims, joined_reasons, last_resorts
+from tilewright.workers.intake.triton.checked_shapes import SOME, check_dims, joined_reasons, last_resorts
 from tilewright.workers.intake.triton.knob_evidence import independent_dimensions, product_work
+
+CHECKED_ELEMENTS = 1 << 18
+"""Of the operands of a shape that is checked: its answers are judged on the host, once for each kind of inputs."""
 
 
 def module_text(
@@ -92,9 +95,12 @@ class Intake:
         asked = [check_dims(dims, scale, rank) for scale in ("large", "even")]
         if len(dims) < 2 and rank > 2:  # a batch of images, whose size is no number of the text's
             asked, numbers = [{n: min(size, few) for n, size in dims.items()} for few in (3, 2)], set()
-        for wanted in (*asked, *last_resorts(dims)):
-            small = {n: dims[n] if dims[n] in numbers else size for n, size in wanted.items()}
-            if len(found) == 2 or (found and (small in last_resorts(dims) or small == found[0].dims)):
+        free = [n for n, size in dims.items() if size not in numbers]
+        wanted = (*asked, *last_resorts(dims))
+        asked = [{n: one[n] if n in free else size for n, size in dims.items()} for one in wanted]
+        thin = [self._thinned(small, free, CHECKED_ELEMENTS >> 2 * n) for n, small in enumerate(asked[:2])]
+        for place, small in enumerate([*thin, *asked]):
+            if len(found) == 2 or (found and (place >= len(thin) or small == found[0].dims)):
                 continue
             try:
                 if why := self._source.unlike_at(small):
@@ -110,6 +116,14 @@ class Intake:
         if not found:
             raise Refusal(joined_reasons(reasons))
         return found
+
+    def _thinned(self, small: Mapping[str, int], free: Sequence[str], most: int) -> dict[str, int]:
+        """With the longest of the ``free`` dimensions halved until the operands have so many elements at most."""
+        thin = dict(small)
+        while self.site.elements(thin) > most and max((thin[n] for n in free), default=0) > SOME:
+            longest = max(free, key=thin.__getitem__)
+            thin[longest] = -(-thin[longest] // 2)
+        return thin
 
     def answer(self) -> Answer:
         """What the operator and its seed are made of. Raises Refusal."""

@@ -3,7 +3,7 @@
 import ast
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewright.workers.intake.cuda.device_code import DeviceCode, Kernel, Parameter, within
 
@@ -17,38 +17,69 @@ _AHEAD, _KERNEL = re.split("// --.*", Path(__file__).with_name("turns.cuh").read
 template of the functions that replace a kernel."""
 
 
+class _Definition(NamedTuple):
+    """A kernel's definition: its node, and its text before its parameters, of the parameters, and of its body."""
+
+    node: Any
+    first: str
+    taken: str
+    work: str
+
+    @property
+    def name(self) -> str:
+        return re.findall(r"\w+", self.first)[-1]
+
+
 def in_turns(code: DeviceCode, device: str, launch: str) -> tuple[str, str]:
     """Device code and launch function with the parameter ``TURNS`` for kernels whose threads share nothing; both
     unchanged if there is no such kernel. The last argument of such a kernel is its original's number of blocks."""
     data, names = device.encode(), set[str]()
+    for found in reversed(_independent_kernels(code, device)):  # from the end: places before stay as they are
+        kernel = code.kernels[found.name]
+        whole = found.node.parent if kernel.templates else found.node
+        template = data[whole.start_byte : found.node.start_byte].decode().strip()
+        text = _kernel_of_several_blocks(found, kernel, template)
+        data = data[: whole.start_byte] + text.encode() + data[whole.end_byte :]
+        names.add(found.name)
+    return (_AHEAD + data.decode(), _launch_with_fewer_blocks(launch, names)) if names else (device, launch)
+
+
+def _independent_kernels(code: DeviceCode, device: str) -> list[_Definition]:
+    """Kernels whose threads share nothing; none where another function asks for its block's place."""
     nodes = within(code.tree(device), "function_definition")
     kernels = [node for node in nodes if b"__global__" in node.text.partition(b"{")[0]]
-    others = data
+    others = device.encode()
     for node in kernels:
         others = others.replace(node.text, b"")
-    for node in reversed(kernels if not re.search(b"blockIdx|gridDim", others) else []):
+    if re.search(b"blockIdx|gridDim", others):
+        return []
+    found = []
+    for node in kernels:
         head = next(within(node, "parameter_list"))
-        first, taken = data[node.start_byte : head.start_byte].decode(), head.text.decode()[1:-1]
-        name, work = re.findall(r"\w+", first)[-1], data[head.end_byte : node.end_byte].decode()
-        kernel = code.kernels.get(name)
-        if kernel is None or not taken or re.search(_TOGETHER, work) or _reads_whole_numbers(kernel):
-            continue
-        names.add(name)
-        whole = node.parent if kernel.templates else node
-        parts = {
-            "TEMPLATE": data[whole.start_byte : node.start_byte].decode().strip(),
-            "TYPES": f"<{', '.join(kernel.templates)}>" if kernel.templates else "",
-            "NAME": name, "FIRST": first, "TAKEN": taken, "AHEAD": _prefetch_parameters(kernel, work),
-            "COUNT": str(len(kernel.parameters)),
-            "BARE": ", ".join(
-                f"{{{p.name}, &read[turn][{n}]}}" if p.pointer else p.name for n, p in enumerate(kernel.parameters)
-            ),
-            "GIVEN": ", ".join(p.name for p in kernel.parameters),
-            "WORK": work.replace("blockIdx.x", "block_of_x").replace("gridDim.x", "blocks_of_x"),
-        }  # fmt: skip
-        own = re.sub("|".join(parts), lambda word, parts=parts: parts[word[0]], _KERNEL)
-        data = data[: whole.start_byte] + own.encode() + data[whole.end_byte :]
-    return (_AHEAD + data.decode(), _launch_with_fewer_blocks(launch, names)) if names else (device, launch)
+        first, _, work = node.text.partition(head.text)
+        one = _Definition(node, first.decode(), head.text.decode()[1:-1], work.decode())
+        kernel = code.kernels.get(one.name)
+        shared = re.search(_TOGETHER, one.work)
+        if kernel and one.taken and not shared and not _reads_whole_numbers(kernel):
+            found.append(one)
+    return found
+
+
+def _kernel_of_several_blocks(found: _Definition, kernel: Kernel, template: str) -> str:
+    """The functions that replace a kernel, as C++; ``template``: the line before it, or nothing."""
+    parts = {
+        "TEMPLATE": template,
+        "TYPES": f"<{', '.join(kernel.templates)}>" if kernel.templates else "",
+        "NAME": found.name, "FIRST": found.first, "TAKEN": found.taken,
+        "AHEAD": _prefetch_parameters(kernel, found.work),
+        "COUNT": str(len(kernel.parameters)),
+        "BARE": ", ".join(
+            f"{{{p.name}, &read[turn][{n}]}}" if p.pointer else p.name for n, p in enumerate(kernel.parameters)
+        ),
+        "GIVEN": ", ".join(p.name for p in kernel.parameters),
+        "WORK": found.work.replace("blockIdx.x", "block_of_x").replace("gridDim.x", "blocks_of_x"),
+    }  # fmt: skip
+    return re.sub("|".join(parts), lambda word: parts[word[0]], _KERNEL)
 
 
 def _reads_whole_numbers(kernel: Kernel) -> bool:

@@ -26,7 +26,7 @@ FAR = 6
 taken as a power of two rounds its argument, at 3072 by more than float32 sums explain."""
 
 TINY = 2.5
-"""A row of values around 2^(-2.5 spread), where what is added under a root counts."""
+"""Exponent, over the spread, of a tiny row: around 2^(-2.5 spread) a number added under a root counts."""
 
 APART = 4
 """Outliers of several operands lie at places of different remainders by this, so that no two of them are multiplied."""
@@ -34,7 +34,7 @@ APART = 4
 USUAL_SPREAD = 4
 
 WAYS = 9
-"""Of which a padded operand's rows have one in turn; the last is as it was drawn."""
+"""Ways of padding that a padded operand's rows have in turn; the last leaves a row as it was drawn."""
 
 FORMS, CIRCLE = 7, 6
 """Forms of a padded operand, and that of which two operands that are alike are cosines and sines together."""
@@ -43,10 +43,10 @@ MANY, MOST = 32, 16
 """Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
 
 TRIED = 8
-"""Places that are tried for an outlier, of the operand's own remainder and then of any."""
+"""Number of places tried for an outlier, first with the operand's own remainder, then with any."""
 
 FAINT = (1.0, 8.0, 2.0**-10, 2.0**-20)
-"""Tiny rows are so many times as large again, in turn: what stands for a scale of nothing (1e-5, 1e-8) shows."""
+"""Factors on tiny rows, in turn: a constant that stands for a scale of nothing (1e-5, 1e-8) shows."""
 
 ONE_SIDE = 8.0
 """Rows of one sign are so many standard deviations from zero: beyond every value. Some are 16 times as far."""
@@ -68,12 +68,12 @@ these that it bears: of 54, sums of thousands of squares are numbers. One of eig
 below what is normal in float32; a quarter of the ``huge`` rows is below zero; ``lone``: one operand is huge."""
 
 NARROW_EXTREME = {"faint": 11, "huge": 11, "lone": 11}
-"""The powers for float16."""
+"""The same powers for float16."""
 
 DENORMAL = 2.0**-16
 
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
-"""Kinds with what is no number, some of a few rows each, and negative zeros in others."""
+"""Kinds with infinities or NaN in a few rows each, and negative zeros in others."""
 
 SURE = 64.0
 """What is no number, in one operand, meets others that are so much larger: a softmax gives most of them no weight."""
@@ -81,7 +81,7 @@ SURE = 64.0
 SIGNED, USUAL, ALIKE, PADDED, TIES = "signed", "usual", "alike", "padded", "ties"
 
 LARGEST_CODES = (127.0, 448.0)
-"""Of int8 and of e4m3: rows whose largest value is one, times a power of two, have exact scales."""
+"""Largest codes of int8 and e4m3: rows whose largest value is one of them times 2^n have exact scales."""
 
 ROWS: Mapping[str, Sequence[str]] = {
     **{kind: (kind,) for kind in SPECIAL},
@@ -122,19 +122,20 @@ def draws(
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
     ``repeated``: few distinct values, and each operand's ``edge``; ``sided``: the same with rows of one sign;
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
-    ``_usual``; ``alike``: equal operands; ``padded``: see ``_padded``; ``ties``: see ``_ties``; ``faint``, ``huge``,
-    ``lone``, ``infinite``, ``nan``: see above; ``signed``: each operand of one sign and far from zero; ``-rows``: rows
-    of one value, too; ``given``: the caller's own where they are of this shape. Integers are as the call bounds them
-    (``bound_of``); offsets of the same total, as of queries and keys, are the same ones. Raises LookupError for an
-    operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several forms, or is about one
-    operand, draws of turns in a row have all of them: a few draws by chance miss one."""
+    ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
+    ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign, far from
+    zero; ``-rows``: rows of one value, too; ``given``: the caller's own, as integers always are. Others are
+    as the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises
+    LookupError for an operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several
+    forms, or is about one operand, draws of turns in a row have all of them: a few draws by chance miss one."""
     made: dict[str, np.ndarray] = {}
     floats: dict[str, np.ndarray] = {}
     alone = [o.name for o in operands if is_float(o.dtype) and family(kind) in ("lone", "nan")]
     lone = alone[turn % len(alone)] if alone else ""
     usual_at = int(rng.integers(1 << 30)) if kind == USUAL else 0
     for form, operand in enumerate(operands, turn):
-        if operand.values and GIVEN in (kind, operand.form):
+        plain = operand.dtype != "bool" and not is_float(operand.dtype)  # it may say how long a loop is
+        if operand.values and (plain or GIVEN in (kind, operand.form)):
             own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, operand.sizes(dims))
             if own is not None:
                 made[operand.name] = own
@@ -153,6 +154,7 @@ def draws(
             continue
         values = np.asarray(rng.standard_normal(operand.sizes(dims)))
         made[operand.name] = floats[operand.name] = values
+        sized = [earlier for earlier in floats.values() if earlier.shape == values.shape]
         if kind in FEW_VALUES:
             np.round(values * 2, out=values)
             values /= 2
@@ -160,7 +162,7 @@ def draws(
             if kind == USUAL:
                 _usual(operand, values, usual_at, form, rng)
         if kind == ALIKE:  # also queries and keys, where there are as many
-            values[...] = next(earlier for earlier in floats.values() if earlier.shape == values.shape)
+            values[...] = sized[0] * ((1.0, -1.0, 2.0)[turn % 3] if sized[1:] else 1.0)
         if family(kind) in EXTREME and lone in ("", operand.name):
             values *= _factor(operand, kind, spread, values.shape, rng)
             if family(kind) == "huge" and values.ndim > 1:
@@ -173,9 +175,9 @@ def draws(
                 rows[::3] = rows[::3, :1]
                 values[...] = np.where(form % 4 == 0, rows[0, 0], values)
         elif family(kind) == PADDED:
-            same = likest(operand, operands)
-            if form % FORMS == CIRCLE and same in floats and same != operand.name:  # as of angles
-                floats[same][...], values[...] = np.cos(values), np.sin(values)
+            pair = [*floats.values()][-2:]  # the one before, at a form of single rows then
+            if form % FORMS == CIRCLE and [one.shape for one in pair] == [values.shape] * 2:  # as of angles
+                pair[0][...], values[...] = np.cos(values), np.sin(values)
             else:
                 bias = values.ndim < 2 and any(len(o.shape) > 1 for o in operands)
                 _padded(operand, values, kind != PADDED, rng, bias, form % FORMS)
@@ -184,8 +186,8 @@ def draws(
         elif family(kind) in SPECIAL and operand.least is None and operand.form != SOFTMAX:
             if family(kind) == "nan":
                 values *= rng.choice((1.0, 1.0, SURE))
-            if lone in ("", operand.name):
-                _with_special(values, SPECIAL[family(kind)], rng, whole=kind not in SPECIAL)
+            special = SPECIAL[family(kind)] if lone in ("", operand.name) else ()
+            _with_special(values, special, rng, whole=kind not in SPECIAL)
     if kind == USUAL:
         _pointed(operands, made, rng)
     if kind in SET_APART:
@@ -200,7 +202,7 @@ def draws(
 
 
 def family(kind: str) -> str:
-    """A kind without what stands behind a dash."""
+    """The name of a kind before its dash."""
     return kind.partition("-")[0]
 
 
@@ -338,8 +340,8 @@ def _one_sided(
 
 
 def likest(operand: Operand, operands: Sequence[Operand]) -> str:
-    """The first operand that is like this one but for its name."""
-    return next(o.name for o in operands if replace(o, name=operand.name) == operand)
+    """The first operand that is like this one but for its name and edge."""
+    return next(o.name for o in operands if replace(o, name=operand.name, edge=operand.edge) == operand)
 
 
 def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.random.Generator) -> None:
@@ -354,7 +356,8 @@ def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.ran
     order = same.permutation(len(rows))
     plain, sorted_, low, sure = (order[n * few : n * few + few] for n in same.permutation(4))
     rows[plain] = rng.choice((0.0, 1.0))
-    rows[sorted_] = np.sort(rows[sorted_], axis=1)[:, :: rng.choice((-1, 1))]
+    in_order = np.sort(np.rint(rows[sorted_]) if form % 2 else rows[sorted_], axis=1)
+    rows[sorted_] = in_order[:, :: rng.choice((-1, 1))]
     below = -np.abs(np.round(2 * rng.standard_normal(rows[low].shape)) / 2)
     rows[low] = np.where((below == 0) & (rng.random(below.shape) < 1 / 2), 0.0, below)
     rows[sure, rng.integers(rows.shape[1], size=len(sure))] = (
@@ -366,10 +369,10 @@ def _padded(
     operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool, form: int
 ) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
-    with zeros at every second place, with a value just below the largest, of one value and zeros, of ones of signs in
-    turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole: of ones
-    (gradients of a sum), of ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension is
-    as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
+    with zeros at every second place, with a value just below the largest, of one value and zeros or padding, of ones of
+    signs in turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole:
+    ones (gradients of a sum), ones on a diagonal, or multiples of one row that fall or rise. One of a single dimension
+    is as drawn, of ones, below zero, or, as a ``bias`` is, of zeros."""
     if values.ndim < 2:
         values[...] = (values, values * (not bias), 0 * values + 1, -np.abs(values))[form % 4]
         return
@@ -396,7 +399,7 @@ def _padded(
             beside = rows[row, top] * (1 - 2.0**-23)  # the next number of float32, or the next but one
             rows[row, (top + rng.integers(1, rows.shape[1])) % rows.shape[1]] = beside
         elif way == 5:
-            rows[row, np.arange(rows.shape[1]) != top] = 0.0
+            rows[row, np.arange(rows.shape[1]) != top] = padding if form % 4 == 1 else 0.0
         elif way == 6:
             rows[row] = (-1.0) ** np.arange(rows.shape[1])
         elif way == 7:
@@ -455,12 +458,9 @@ class _Placed:
 
 
 def _set_apart(
-    operands: Sequence[Operand],
-    floats: Mapping[str, np.ndarray],
-    kind: str,
-    spread: int,
+    operands: Sequence[Operand], floats: Mapping[str, np.ndarray], kind: str, spread: int,
     rng: np.random.Generator,
-) -> None:
+) -> None:  # fmt: skip
     """Change normal values in place as ``draws`` says of ``spread``. Rows are those along the last axis."""
     placed = []
     tiny_at = int(rng.integers(1 << 30))  # the same rows of every operand: what is added up is tiny, too
@@ -528,13 +528,9 @@ def _outliers(
                 for some, other in ((own_down, own_along), (down, along))
                 for n in range(TRIED)
             ]
-            shape = one.values.shape
-            yield [_place(flat, shape) for flat in tried], sign * size * rng.uniform(1.0, 1.5), partner
+            places = np.transpose(np.unravel_index(tried, one.values.shape)).tolist()
+            yield list(map(tuple, places)), sign * size * rng.uniform(1.0, 1.5), partner
             turn += 1
-
-
-def _place(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(part) for part in np.unravel_index(flat, shape))
 
 
 def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -544,13 +540,9 @@ def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarra
 
 
 def _put(
-    one: _Placed,
-    others: Sequence[_Placed],
-    places: Sequence[tuple[int, ...]],
-    value: float,
-    partner: float,
+    one: _Placed, others: Sequence[_Placed], places: Sequence[tuple[int, ...]], value: float, partner: float,
     rng: np.random.Generator,
-) -> None:
+) -> None:  # fmt: skip
     """Set an outlier at the first place where it meets values that may be made ordinary ones; else where it may."""
     free = [place for place in places if not one.kept[place] and not one.met[place]]
     for place in free:

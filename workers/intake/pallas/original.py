@@ -100,12 +100,9 @@ class Original:
         def build(params: Params) -> Callable[..., Any]:
             inside = {name: params[name] for name in self.sites if name in params}
             scope = {
-                **scope_of(self.call),
-                "jax": jax,
-                "jnp": jnp,
-                "params": dict(params),
+                **scope_of(self.call), "jax": jax, "jnp": jnp, "params": dict(params),
                 "original": load_once(tuple(inside.items())),
-            }
+            }  # fmt: skip
             made = eval(f"lambda {', '.join(self.operands)}: original({self.call})", scope)
 
             def apply(*operands: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
+from tilewright.workers.intake.calls.kept_values import kept_value
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import ResultGates
@@ -262,7 +263,8 @@ def launch_arguments(seed: Seed, params: Mapping[str, Any], tensors: Tensors) ->
 
 
 def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Result]) -> list[str]:
-    """Dimensions along which the reference treats elements by themselves, found by asking for three of them."""
+    """Dimensions along which the reference treats elements by themselves, found by asking for half of them: few of what
+    is random by place differ."""
     operands = seed.site.operands
     sizes = [size for operand in operands for size in operand.shape if isinstance(size, str)]
     found: list[str] = []
@@ -271,7 +273,7 @@ def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Re
         blocked = any(text != name and name in re.split(r"[*/]", text) for text in sizes)
         if size < 3 or blocked or not all(name in r.shape for r in results):
             continue
-        picks = np.array([0, size // 2, size - 1])
+        picks = np.arange(0, size, 2)
 
         def picked(
             array: np.ndarray, axes: Sequence[Any], name: str = name, picks: np.ndarray = picks
@@ -315,8 +317,9 @@ def product_work(seed: Seed) -> dict[str, int]:
 WORK_SECONDS = 6.0
 """Of a processor."""
 
-PROGRAMS = (4, 2, 1)
-"""How many along each axis of a grid, whose products stand for those of all."""
+PROGRAMS, UNEVEN = (4, 2, 1), (4, 8, 8)
+"""How many along each axis of a grid, whose products stand for those of all; of calls with integers, which may say how
+long a loop is."""
 
 
 def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
@@ -330,7 +333,8 @@ def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
         nonlocal share, some, whole
         grid = executor.grid(kwargs) if callable(executor.grid) else executor.grid
         whole = (*grid, 1, 1)[:3]
-        most = [min(n, m) for n, m in zip(whole, PROGRAMS, strict=True)]
+        wanted = PROGRAMS if all(t.is_floating_point() for t in tensors.values()) else UNEVEN
+        most = [min(n, m) for n, m in zip(whole, wanted, strict=True)]
         some = [[int((i + 0.5) * n / m) for i in range(m)] for n, m in zip(whole, most, strict=True)]
         share = math.prod(whole) / math.prod(most)
         executor.grid, executor._restore_args_dev = tuple(most), lambda *_: None
@@ -343,16 +347,21 @@ def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
         total += 2.0 * share * a.data.size * b.data.shape[-1]
         return sums
 
-    kinds = {o.name: getattr(torch, o.dtype) for o in seed.site.operands}
-    if not all(kind.is_floating_point for kind in kinds.values()):
-        return 0  # numbers may say how long a loop is
+    tensors = {o.name: torch.zeros(o.sizes(dims), dtype=getattr(torch, o.dtype)) for o in seed.site.operands}
+    for operand in (o for o in seed.site.operands if not tensors[o.name].is_floating_point()):
+        sizes = operand.sizes(dims)
+        own = operand.values and kept_value(
+            operand.values, label_of(dims), operand.name, operand.dtype, sizes
+        )
+        if not isinstance(own, np.ndarray):
+            return 0  # numbers may say how long a loop is
+        tensors[operand.name] = torch.from_numpy(own)
     changed: dict[str, Any] = {
         "create_dot": count,
         "set_grid_dim": lambda self, *_: tell(self, *whole),
         "set_grid_idx": lambda self, *at: place(self, *(of[i] for of, i in zip(some, at, strict=True))),
     }
     try:
-        tensors = {o.name: torch.zeros(o.sizes(dims), dtype=kinds[o.name]) for o in seed.site.operands}
         with mock.patch.object(GridExecutor, "__call__", sampled), mock.patch.multiple(builder, **changed):
             seed.module.launch(tensors, dict(seed.defaults))
     except Exception:  # noqa: BLE001 - programs that want other data, or take long

@@ -417,7 +417,9 @@ def _judged(
         return {**refused(refusal.what), "notes": notes}
     if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
         # the caller's own values lie at shapes where operands are drawn from tables, and where nothing is checked
-        site.operands = [o if o.form == GIVEN else replace(o, values="") for o in site.operands]
+        site.operands = [
+            o if o.form == GIVEN or "int" in o.dtype else replace(o, values="") for o in site.operands
+        ]
     work = Ahead(lambda: product_work(seed))
     work.begin([()])
     ranked = sorted(shapes, key=lambda s: s.seconds)
@@ -456,6 +458,10 @@ def _judged(
     )
     if fault:
         return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}
+    own = (
+        seed.reference
+    )  # of it, how the original kernel is called for results that the reference does not compute
+    rest = own.own if isinstance(own, CompletedOracle) and own.completed else None
     return {
         "source": source,
         "dims": site.dims,
@@ -475,7 +481,7 @@ def _judged(
         "independent": independent_dimensions(seed, shapes[0], results),
         "work": work(),
         "notes": notes,
-        "rest": _rest(seed),
+        "rest": [rest.call, rest.precision] if rest else [],
         "left_out": seed.text.left_out,
         "wrapper": asdict(seed.text.wrapper) if seed.text.wrapper is not None else None,
         "settings": site.settings,
@@ -504,14 +510,6 @@ def made_parameters(site: CallSite) -> list[str]:
     except (TypeError, ValueError, SyntaxError):
         return []
     return texts if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given) else []
-
-
-def _rest(seed: Seed) -> list[str]:
-    """How the original kernel is called for the results that the reference does not compute, and in which precision."""
-    oracle = seed.reference
-    if isinstance(oracle, CompletedOracle) and oracle.own and oracle.completed:
-        return [oracle.own.call, oracle.own.precision]
-    return []
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tilewright.workers.intake.texts import stored_text
 from tilewright.workers.intake.triton import scalar_reads, torch_kernels
 from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
-from tilewright.workers.intake.triton.trace import Trace, Var, caller, opened, user_line
+from tilewright.workers.intake.triton.trace import Address, Trace, Var, caller, opened, user_line
 
 _FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
          "is_floating_point", "_set_grad_enabled",
@@ -77,7 +77,9 @@ class Recording(TorchFunctionMode):
         if name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "numpy"):
             return self._read(name, args[0])
         if name == "data_ptr":
-            return 0
+            address = Address()
+            address.tensor = args[0]
+            return address
         if name == "arange":
             return self._counted(func, args, options)
         if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(
@@ -363,13 +365,10 @@ def _put_together(
 
 
 def record(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    options: Mapping[str, Any],
-    inputs: Mapping[str, torch.Tensor],
-    files: Sequence[str],
+    function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any],
+    inputs: Mapping[str, torch.Tensor], files: Sequence[str],
     views: Sequence[tuple[torch.Tensor, str, str]] = (),
-) -> Trace:
+) -> Trace:  # fmt: skip
     """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
     forget(function)
     trace = Trace({})

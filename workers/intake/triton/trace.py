@@ -16,6 +16,12 @@ from tilewright.workers.intake.source import traced_numbers
 from tilewright.workers.intake.triton import scalar_reads
 
 
+class Address(int):
+    """What ``data_ptr()`` returns while a call is recorded: 0, with the ``tensor`` that lies there."""
+
+    tensor: torch.Tensor
+
+
 @dataclass
 class Var:
     """A tensor of the wrapper. ``text``: the expression that makes it, None for an input; ``base``: what it views."""

@@ -19,16 +19,10 @@ from tilewright.workers.runners.gluon_emulator.values import (
 )
 
 _TORCH = {
-    torch.float8_e4m3fn: tl.float8e4nv,
-    torch.float8_e5m2: tl.float8e5,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-    torch.bool: tl.int1,
-    **{getattr(torch, f"int{n}"): getattr(tl, f"int{n}") for n in (8, 16, 32, 64)},
-    torch.uint8: tl.uint8,
-}
+    torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5, torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.bool: tl.int1,
+    **{getattr(torch, f"int{n}"): getattr(tl, f"int{n}") for n in (8, 16, 32, 64)}, torch.uint8: tl.uint8,
+}  # fmt: skip
 
 
 class Global:

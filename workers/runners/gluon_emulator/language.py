@@ -325,12 +325,9 @@ class Language:
         names |= {"where": values.where, "maximum": maximum, "minimum": minimum, "fma": fma, "fdiv": fdiv}
         names |= {"div_rn": fdiv, "abs": take_absolute, "sum": _reduction(np.sum), "max": _reduction(np.max)}
         names |= {
-            "min": _reduction(np.min),
-            "reduce": reduce,
-            "associative_scan": associative_scan,
-            "cdiv": cdiv,
+            "min": _reduction(np.min), "reduce": reduce, "associative_scan": associative_scan, "cdiv": cdiv,
             "static_assert": static_assert,
-        }
+        }  # fmt: skip
         names |= {
             "convert_layout": convert_layout,
             "set_auto_layout": convert_layout,

@@ -31,22 +31,11 @@ class StrayAccess(EmulationError):
 
 
 NUMPY: dict[Any, type] = {
-    tl.int1: np.bool_,
-    tl.int8: np.int8,
-    tl.int16: np.int16,
-    tl.int32: np.int32,
-    tl.int64: np.int64,
-    tl.uint8: np.uint8,
-    tl.uint16: np.uint16,
-    tl.uint32: np.uint32,
-    tl.uint64: np.uint64,
-    tl.float16: np.float16,
-    tl.bfloat16: ml_dtypes.bfloat16,
-    tl.float32: np.float32,
-    tl.float64: np.float64,
-    tl.float8e4nv: ml_dtypes.float8_e4m3fn,
-    tl.float8e5: ml_dtypes.float8_e5m2,
-}
+    tl.int1: np.bool_, tl.int8: np.int8, tl.int16: np.int16, tl.int32: np.int32, tl.int64: np.int64,
+    tl.uint8: np.uint8, tl.uint16: np.uint16, tl.uint32: np.uint32, tl.uint64: np.uint64, tl.float16: np.float16,
+    tl.bfloat16: ml_dtypes.bfloat16, tl.float32: np.float32, tl.float64: np.float64,
+    tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
+}  # fmt: skip
 """Types of the language to those of the arrays that hold them."""
 
 NARROW = (tl.float8e4nv, tl.float8e5)
@@ -301,25 +290,14 @@ def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "floordiv": _divide_down,
-    "mod": _remainder,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "lshift": np.left_shift,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": _divide_down, "mod": _remainder,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "lshift": np.left_shift,
     "rshift": np.right_shift,
-}
+}  # fmt: skip
 _COMPARISONS = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
     "ne": np.not_equal,
-}
+}  # fmt: skip
 
 
 def _method(how: Callable[..., Any], turned: bool) -> Callable[[Tensor, Any], Any]:

@@ -29,17 +29,10 @@ class Unresolved(ValueError):
 
 
 COMPARE: Sequence[Callable[[int, int], int]] = (
-    lambda a, b: a == b,
-    lambda a, b: a != b,
-    lambda a, b: a < b,
-    lambda a, b: a <= b,
-    lambda a, b: a > b,
-    lambda a, b: a >= b,
-    lambda a, b: a % 2**32 < b % 2**32,
-    lambda a, b: a % 2**32 <= b % 2**32,
-    lambda a, b: a % 2**32 > b % 2**32,
-    lambda a, b: a % 2**32 >= b % 2**32,
-)
+    lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a,
+    b: a >= b, lambda a, b: a % 2**32 < b % 2**32, lambda a, b: a % 2**32 <= b % 2**32, lambda a,
+    b: a % 2**32 > b % 2**32, lambda a, b: a % 2**32 >= b % 2**32,
+)  # fmt: skip
 """``arith.cmpi`` predicates by number: eq ne slt sle sgt sge ult ule ugt uge."""
 
 
@@ -58,20 +51,12 @@ def _apply(function: Callable[..., int], operands: Sequence[int]) -> int | None:
 
 
 _BINARY: Mapping[str, Callable[[int, int], int]] = {
-    "arith.addi": lambda a, b: a + b,
-    "arith.subi": lambda a, b: a - b,
-    "arith.muli": lambda a, b: a * b,
-    "arith.divsi": lambda a, b: (a - _remainder(a, b)) // b,
-    "arith.remsi": _remainder,
-    "arith.andi": lambda a, b: a & b,
-    "arith.ori": lambda a, b: a | b,
-    "arith.xori": lambda a, b: a ^ b,
-    "arith.maxsi": max,
-    "arith.minsi": min,
-    "arith.shli": lambda a, b: a << (b % 64),
-    "arith.shrsi": lambda a, b: a >> (b % 64),
+    "arith.addi": lambda a, b: a + b, "arith.subi": lambda a, b: a - b, "arith.muli": lambda a, b: a * b,
+    "arith.divsi": lambda a, b: (a - _remainder(a, b)) // b, "arith.remsi": _remainder, "arith.andi": lambda a,
+    b: a & b, "arith.ori": lambda a, b: a | b, "arith.xori": lambda a, b: a ^ b, "arith.maxsi": max,
+    "arith.minsi": min, "arith.shli": lambda a, b: a << (b % 64), "arith.shrsi": lambda a, b: a >> (b % 64),
     "arith.shrui": lambda a, b: a % 2**32 >> (b % 64),
-}
+}  # fmt: skip
 _PASS = ("arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "tpu.assume_multiple")
 
 

@@ -100,24 +100,11 @@ def _as_exported(workload: Mapping[str, Any], module: bytes, inputs: list[Any]) 
     in_avals = tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in inputs)
     out_avals = tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in outputs)
     return export.Exported(
-        fun_name="candidate",
-        in_tree=jax.tree.structure((tuple(inputs), {})),
-        in_avals=in_avals,
-        out_tree=jax.tree.structure(tuple(outputs)),
-        out_avals=out_avals,
-        _has_named_shardings=False,
-        _in_named_shardings=(None,) * len(inputs),
-        _out_named_shardings=(None,) * len(outputs),
-        in_shardings_hlo=(None,) * len(inputs),
-        out_shardings_hlo=(None,) * len(outputs),
-        nr_devices=1,
-        platforms=("tpu",),
-        ordered_effects=(),
-        unordered_effects=(),
-        disabled_safety_checks=(),
-        mlir_module_serialized=module,
-        calling_convention_version=int(workload["calling_convention"]),
-        module_kept_var_idx=tuple(range(len(inputs))),
-        uses_global_constants=False,
-        _get_vjp=None,
-    )
+        fun_name="candidate", in_tree=jax.tree.structure((tuple(inputs), {})), in_avals=in_avals,
+        out_tree=jax.tree.structure(tuple(outputs)), out_avals=out_avals, _has_named_shardings=False,
+        _in_named_shardings=(None,) * len(inputs), _out_named_shardings=(None,) * len(outputs),
+        in_shardings_hlo=(None,) * len(inputs), out_shardings_hlo=(None,) * len(outputs), nr_devices=1,
+        platforms=("tpu",), ordered_effects=(), unordered_effects=(), disabled_safety_checks=(),
+        mlir_module_serialized=module, calling_convention_version=int(workload["calling_convention"]),
+        module_kept_var_idx=tuple(range(len(inputs))), uses_global_constants=False, _get_vjp=None,
+    )  # fmt: skip

@@ -149,17 +149,10 @@ DTYPES: Mapping[type, str] = {
 EXTENDED: Mapping[str, type] = {name: kind for kind, name in DTYPES.items()}
 
 NODES: Mapping[type, str] = {
-    tuple: "tuple",
-    list: "list",
-    dict: "dict",
-    type(None): "nothing",
-    indexing.NDIndexer: "NDIndexer",
-    indexing.Slice: "Slice",
-    state.TransformedRef: "TransformedRef",
-    state.BitcastTransform: "BitcastTransform",
-    state.ReshapeTransform: "ReshapeTransform",
-    state.TransposeTransform: "TransposeTransform",
-}
+    tuple: "tuple", list: "list", dict: "dict", type(None): "nothing", indexing.NDIndexer: "NDIndexer",
+    indexing.Slice: "Slice", state.TransformedRef: "TransformedRef", state.BitcastTransform: "BitcastTransform",
+    state.ReshapeTransform: "ReshapeTransform", state.TransposeTransform: "TransposeTransform",
+}  # fmt: skip
 NODE_TYPES: Mapping[str, type] = {name: kind for kind, name in NODES.items()}
 
 EFFECTS: Mapping[type, str] = {

@@ -100,12 +100,9 @@ def check_form(closed: ClosedJaxpr, workload: Mapping[str, Any]) -> None:
 
 
 _WRAPPERS = {
-    "custom_vjp_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "closed_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-}
+    "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "closed_call": "call_jaxpr",
+    "checkpoint": "jaxpr", "remat2": "jaxpr",
+}  # fmt: skip
 """Primitives that run what is in them exactly once, and under which parameter they hold it."""
 
 

@@ -19,12 +19,9 @@ import triton.runtime.interpreter as interpreter
 from torch.utils._python_dispatch import _disable_current_modes
 
 NARROW: Mapping[Any, type] = {
-    tl.bfloat16: ml_dtypes.bfloat16,
-    tl.float8e4nv: ml_dtypes.float8_e4m3fn,
-    tl.float8e5: ml_dtypes.float8_e5m2,
-    tl.float8e4b8: ml_dtypes.float8_e4m3fnuz,
-    tl.float8e5b16: ml_dtypes.float8_e5m2fnuz,
-}
+    tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
+    tl.float8e4b8: ml_dtypes.float8_e4m3fnuz, tl.float8e5b16: ml_dtypes.float8_e5m2fnuz,
+}  # fmt: skip
 """Types the interpreter keeps as integers, with the numpy types of the same bits."""
 
 MATHS = (
@@ -158,11 +155,8 @@ def repair() -> None:
     plain = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.interpreter_builder.options = plain
     old_binary, old_ternary, old_dot, old_cast = (
-        builder.binary_op,
-        builder.ternary_op,
-        builder.create_dot,
-        builder.cast_impl,
-    )
+        builder.binary_op, builder.ternary_op, builder.create_dot, builder.cast_impl,
+    )  # fmt: skip
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Callable[..., np.ndarray]) -> Any:
         if _narrow(lhs) and _narrow(rhs):
@@ -275,11 +269,8 @@ def repair() -> None:
 
 
 PLAIN_FORMS: Mapping[str, type] = {
-    "E4M3": ml_dtypes.float8_e4m3fn,
-    "E5M2": ml_dtypes.float8_e5m2,
-    "BF16": ml_dtypes.bfloat16,
-    "FP16": np.float16,
-}
+    "E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2, "BF16": ml_dtypes.bfloat16, "FP16": np.float16,
+}  # fmt: skip
 
 
 def _unpacked(value: Any, form: Any, axis: int) -> np.ndarray:

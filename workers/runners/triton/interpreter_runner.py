@@ -21,11 +21,7 @@ from tilewright.workers.runners.gluon_emulator.install import install as install
 from tilewright.workers.runners.gluon_emulator.install import is_gluon
 from tilewright.workers.runners.triton.clock import CpuClock, nothing
 from tilewright.workers.runners.triton.interpreter_rounding import repair as repair_interpreter
-from tilewright.workers.runners.triton.launch_guard import (
-    Canaries,
-    LaunchGuard,
-    poison,
-)
+from tilewright.workers.runners.triton.launch_guard import Canaries, LaunchGuard, poison
 from tilewright.workers.runners.triton.tensors import Tensors, checked_results, load_module, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 

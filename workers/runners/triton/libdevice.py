@@ -15,12 +15,8 @@ SAME = {
 """Functions of the device's library that the language has itself."""
 
 OLD_HOMES = (
-    "tl.libdevice",
-    "tl.math",
-    "tl.extra.cuda.libdevice",
-    "triton.language.libdevice",
-    "triton.language.math",
-)
+    "tl.libdevice", "tl.math", "tl.extra.cuda.libdevice", "triton.language.libdevice", "triton.language.math",
+)  # fmt: skip
 """Where the library's functions once stood."""
 
 WRITTEN = {

@@ -60,11 +60,8 @@ FOLDED, FOLDS = 1 << 12, 1 << 10
 """Bytes that a large tensor's sum takes together, and the least number of such lines."""
 
 _RAW = {
-    1: (np.uint8, torch.uint8),
-    2: (np.int16, torch.int16),
-    4: (np.int32, torch.int32),
-    8: (np.int64, torch.int64),
-}
+    1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64),
+}  # fmt: skip
 """Integers of the same width, by bytes: numpy and torch share no 8-bit or 16-bit float types."""
 
 

@@ -188,12 +188,8 @@ class TorchDevice(DeviceRunner):
                     seen.update({f"{place}/{name}": value for name, value in burst.kept.items()})
                     host[place], wall[place] = burst.host, burst.wall
         data = {
-            "workload": workload["id"],
-            "rounds": times,
-            "host_seconds": host,
-            "wall_seconds": wall,
-            "brief": brief,
-        }
+            "workload": workload["id"], "rounds": times, "host_seconds": host, "wall_seconds": wall, "brief": brief,
+        }  # fmt: skip
         return Frame("timed", data, arrays=to_arrays(seen))
 
 

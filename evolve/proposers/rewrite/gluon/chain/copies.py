@@ -1,4 +1,4 @@
-"""Tiles that a chain's products multiply, as what a copy by TMA needs: sides, strides, where a box begins."""
+"""Tiles that a chain's products multiply, as a copy by TMA wants them: sides, strides, coordinates of a box."""
 
 import ast
 import re
@@ -15,46 +15,46 @@ from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 @dataclass(frozen=True)
 class Box:
-    """A tile of a tensor of the host. Texts of the kernel, but those of the host where it is said."""
+    """A tile of a tensor, as texts of the kernel, or of the host where a docstring says so."""
 
     parameter: str
     tensor: str
-    """Of the host."""
+    """Name of the tensor; of the host."""
 
     outer: tuple[tuple[str, str], ...]
-    """(index, stride as the host says it) of each dimension that a tile has one element of."""
+    """(index, stride; of the host) of each dimension along which the tile has one element."""
 
     start: str
-    """The first row, where rows are the tile's dimension that is not contiguous."""
+    """First row; rows are the tile's dimension that is not contiguous."""
 
     stride: str
-    """From row to row, as the host says it."""
+    """Elements from row to row; of the host."""
 
     bound: str
-    """How many rows there are, as the host says it; "" where no mask says so."""
+    """Number of rows of the tensor; of the host, "" where no mask says it."""
 
     rows: str
     columns: str
     width: str
-    """How many columns there are, as the host says it."""
+    """Number of columns of the tensor; of the host."""
 
     turned: bool
     """Whether the kernel's tile has the contiguous dimension first."""
 
     conditions: tuple[str, ...]
-    """What the host must find true, beside what every descriptor wants."""
+    """Conditions for the host to check, beside those of every descriptor."""
 
     there: Sum | None = None
-    """How many rows of the tile a mask leaves, where only the device knows: the others are zeros, or not stored."""
+    """Number of rows that a mask leaves, where only the device knows it: the others are zeros, or not stored."""
 
     @property
     def extents(self) -> tuple[str, str]:
-        """Of the kernel's tile."""
+        """Sides of the kernel's tile, in its order."""
         return (self.columns, self.rows) if self.turned else (self.rows, self.columns)
 
     @property
     def reads(self) -> set[str]:
-        """Names of the kernel that its coordinates need."""
+        """Names of the kernel in the box's coordinates."""
         texts = (
             self.start,
             self.there.text() if self.there is not None else "0",
@@ -64,13 +64,13 @@ class Box:
 
 
 class BoxReader:
-    """Reads addresses and masks of loads."""
+    """Reads addresses and masks of loads as boxes. ``moving``: the variable of the loop, None before it."""
 
     def __init__(self, kernel: TritonKernel, sums: SumReader, moving: str | None) -> None:
         self.kernel, self.sums, self.moving = kernel, sums, moving
 
     def read(self, pointer: ast.expr, mask: ast.expr | None) -> Box:
-        """Raises Unsupported with what is not understood."""
+        """The box of a load. Raises Unsupported that names the construct which is not understood."""
         root = self._root(pointer)
         address = self.sums.read(pointer) - Sum({(root,): 1})
         if root in address.factors:
@@ -155,7 +155,7 @@ class BoxReader:
         return bool(start.parts) if self.moving is None else self.moving in start.factors
 
     def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, Sum]]:
-        """By axis: what a mask holds below what. Raises Unsupported for a mask that says more."""
+        """By axis (number, bound) of a mask ``number < bound``. Raises Unsupported for other masks."""
         found: dict[int, tuple[Sum, Sum]] = {}
         for node, axis in conjuncts(mask, self.sums.bound) if mask is not None else ():
             less = self.sums.less(node, axis)
@@ -188,7 +188,7 @@ class BoxReader:
         return first + Sum(kept)
 
     def _outer(self, rest: Sum) -> tuple[tuple[str, str], ...]:
-        """(index, stride as the host says it) of every other part of an address."""
+        """(index, stride; of the host) of every other part of an address. Raises Unsupported for more than three."""
         found: dict[str, Sum] = {}
         for product, count in rest.parts.items():
             known = tuple(f for f in product if self._known(f))
@@ -200,7 +200,7 @@ class BoxReader:
         return tuple((index.text(), text) for text, index in found.items())
 
     def _known(self, factor: str) -> bool:
-        """Whether the host knows a number that the kernel calls ``factor``."""
+        """Whether a name or number of the kernel is known to the host."""
         if factor.isdigit():
             return True
         if not factor.isidentifier() or factor in self.kernel.bound:
@@ -208,7 +208,7 @@ class BoxReader:
         return self.kernel.given(factor) is not None
 
     def _host(self, value: Sum) -> str:
-        """A sum as the host says it. Raises Unsupported where it does not know it."""
+        """The text of a sum in names of the host. Raises Unsupported for a name that it does not know."""
         written = []
         for product, count in sorted(value.parts.items()):
             texts = [] if count == 1 and product else [str(count)]
@@ -230,7 +230,7 @@ class BoxReader:
 
 
 def described(box: Box, extents: Sequence[str], layout: str) -> str:
-    """The descriptor of a box of ``extents``, as the host makes it."""
+    """Text of the host that makes a descriptor for a box with sides ``extents``."""
     outer = [(_extent(box, text), text) for _, text in box.outer]
     shape = ", ".join([*(n for n, _ in outer), box.bound or _extent(box, box.stride), box.width])
     strides = ", ".join([*(s for _, s in outer), box.stride, "1"])
@@ -258,7 +258,7 @@ def _dimension(box: Box, stride: str) -> str:
 
 
 def apart(box: Box) -> list[str]:
-    """What the host must find true for the dimensions of a box to be told apart by their strides."""
+    """Conditions under which strides tell the dimensions of a box apart, for the host to check."""
     texts = [t for _, t in box.outer if not _dimension(box, t)]
     longest = f"max(n for n, s in zip({box.tensor}.shape, {box.tensor}.stride()) if s == {box.stride})"
     same = f" or {longest} == ({box.bound})" if box.bound else ""

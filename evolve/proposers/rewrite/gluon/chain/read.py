@@ -30,8 +30,8 @@ from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 @dataclass(frozen=True)
 class Chain:
-    """One loop: ``early`` statements need no scores, ``middle`` ones do, ``late`` ones change the sums
-    before the second product is added to them."""
+    """One loop, as texts and statements of the kernel: ``early`` statements need no scores, ``middle`` ones do,
+    ``late`` ones change the sums before the second product is added to them."""
 
     variable: str
     start: str
@@ -55,16 +55,16 @@ class Chain:
     """The name that the second product adds to."""
 
     tiles: frozenset[str]
-    """Names of what is loaded for the products."""
+    """Names of the tiles that the loop loads for its products."""
 
     scale: str = ""
     """The factor that the scores are still to be multiplied by where they are used."""
 
     positive: str = ""
-    """What the host must find true of that factor."""
+    """Condition on that factor, for the host to check; "" for none."""
 
     several: tuple[Product, ...] = ()
-    """Of a step of several, all products; their statements stand in ``middle``, ``first`` is that of one of them."""
+    """All products of a step with more than two; ``middle`` has their statements, ``first`` is one of these."""
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -104,7 +104,7 @@ class Chain:
 
     @property
     def carried(self) -> set[str]:
-        """Names that a step takes over from the one before it."""
+        """Names whose values a step takes from the step before it."""
         bound: set[str] = set()
         found: set[str] = set()
         for statement in self.body:
@@ -115,34 +115,34 @@ class Chain:
 
 @dataclass(frozen=True)
 class Chains:
-    """What ``read`` finds: loops with statements around them. ``between[i]`` stands before loop i."""
+    """A kernel's loops and the statements around them; ``between[i]`` are those before loop i."""
 
     kernel: TritonKernel
     queries: tuple[Box, ...]
-    """The tiles that stay, one or two."""
+    """The one or two tiles that are loaded before the loops and stay."""
 
     query_names: frozenset[str]
-    """Of the tiles, and of what is made of them."""
+    """Names of these tiles and of what ``prepared`` makes of them."""
 
     prepared: tuple[Statement, ...]
-    """What is made of the tile before the loops."""
+    """Statements before the loops that compute a product's operand from the tile."""
 
     loops: tuple[Chain, ...]
     between: tuple[tuple[Statement, ...], ...]
     after: tuple[Statement, ...]
     grid: tuple[str, ...]
-    """As the host says it."""
+    """Sizes of the grid, as texts of the host."""
 
     whole: str
-    """What the host must find true of it."""
+    """Condition on the grid, for the host to check; "" for none."""
 
     axis: int
-    """Of the grid, along which programs share the operands of the loops."""
+    """Axis of the grid along which programs share the operands of the loops."""
 
     bound: Mapping[str, ast.expr]
     sums: SumReader
     absent: str
-    """Where it holds, a program does nothing; "" where all do something."""
+    """Condition under which a program does nothing; "" where all do something."""
 
     @property
     def query(self) -> Box:
@@ -162,7 +162,7 @@ class Chains:
 
     @property
     def width(self) -> str:
-        """Columns of the sums."""
+        """Number of columns of the sums, as a text."""
         return self.loops[0].value.columns
 
     @property
@@ -178,7 +178,7 @@ def program(axis: int) -> str:
 
 
 class _Programs(ast.NodeTransformer):
-    """Names the numbers of a program; products that are cast to what they are are not."""
+    """Replaces calls of ``program_id`` by names, and drops casts of products to float32, which they are already."""
 
     def __init__(self, tl: str) -> None:
         self.tl = tl
@@ -197,7 +197,7 @@ class _Programs(ast.NodeTransformer):
 
 
 def read(kernel: TritonKernel) -> Chains:
-    """Raises Unsupported with what is not understood."""
+    """The chain of a kernel. Raises Unsupported that names the construct which is not understood."""
     try:
         return _read(kernel, False)
     except Unsupported as error:
@@ -208,7 +208,7 @@ def read(kernel: TritonKernel) -> Chains:
 
 
 def _read(kernel: TritonKernel, whole: bool) -> Chains:
-    """``whole``: the first axis of several has one part alone, where programs are read as ``p % n`` and ``p // n``."""
+    """The chain; ``whole``: where programs are read as ``p % n`` and ``p // n``, n is taken to be 1."""
     (function,) = ast.parse(dedented(kernel.source, kernel.function)).body
     assert isinstance(function, ast.FunctionDef)
     parameters = [p.arg for p in function.args.args]
@@ -260,7 +260,7 @@ def _several(
     kernel: TritonKernel, body: Sequence[Statement], places: Sequence[int], bound: Mapping[str, ast.expr],
     grid: tuple[str, ...], found: str, absent: str,
 ) -> Chains:  # fmt: skip
-    """Loops of more than two products, all of the same tiles."""
+    """The chain of loops with more than two products each, all of the same tiles."""
     before, made = body[: places[0]], [_steps(kernel, body, place, places[0], bound) for place in places]
     (stay, first), loops = made[0], [loop for _, loop in made]
     boxes, moved = tuple(o.box for o in stay), (first.key, first.value)
@@ -291,7 +291,7 @@ def _several(
 def _steps(
     kernel: TritonKernel, body: Sequence[Statement], place: int, first_place: int, bound: Mapping[str, ast.expr]
 ) -> tuple[tuple[Operand, ...], Chain]:  # fmt: skip
-    """The tiles that stay, and the loop at ``place``, of several products."""
+    """The tiles that stay, and the loop at ``place`` with its several products."""
     tl, loop = kernel.tl, body[place].node
     assert isinstance(loop, ast.For)
     start, stop, step = _range(loop, tl)
@@ -382,7 +382,7 @@ def _axes(
 
 
 class _Parts(ast.NodeTransformer):
-    """Puts numbers along two axes for ``p % n`` and ``p // n`` of a program's number ``names``; ``whole``: n is one."""
+    """Replaces ``p % n`` and ``p // n``, for p in ``names``, by programs along two axes; ``whole``: n is 1."""
 
     def __init__(self, names: set[str], whole: bool) -> None:
         self.names, self.whole, self.left = names, whole, False
@@ -408,7 +408,7 @@ class _Parts(ast.NodeTransformer):
 
 
 def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.expr]:
-    """Names bound once, or to the same again, to an expression; ``x at first`` for what is advanced at one place."""
+    """Expressions of names bound once, or always to the same; as ``x at first`` that of a name x advanced once."""
     values: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
     advanced: dict[str, int] = {}
     for statement in body:
@@ -503,7 +503,7 @@ def _chain(kernel: TritonKernel, loop: ast.For, bound: Mapping[str, ast.expr]) -
 def _not_added_to_zeros(
     early: Sequence[Statement], first: Statement, call: ast.Call, tl: str
 ) -> tuple[tuple[Statement, ...], Statement]:
-    """A first product that is added to zeros made in front of it, as what it is bound to."""
+    """The early statements and the first product's, where it is added to zeros without these zeros."""
     node = first.node
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and node.value is call:
         name = ast.unparse(node.target)
@@ -520,7 +520,7 @@ def _not_added_to_zeros(
 def _without_advances(
     body: Sequence[Statement], variable: str, start: str, step: str, bound: Mapping[str, ast.expr], tl: str
 ) -> tuple[list[Statement], dict[str, Sum]]:
-    """The statements without those that advance what loads alone read for the next step, and what that is."""
+    """The statements without those that advance addresses which only loads read, and these addresses as sums."""
     running: dict[str, Sum] = {}
     kept = []
     reader = SumReader(tl, bound, {})
@@ -592,7 +592,7 @@ def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) 
 
 
 def _turned(node: ast.expr, tl: str) -> tuple[ast.expr, bool]:
-    """What an expression transposes, and whether it does so an odd number of times."""
+    """The expression without its transpositions, and whether their number is odd."""
     turned = False
     while True:
         if isinstance(node, ast.Attribute) and node.attr == "T":
@@ -643,7 +643,7 @@ def _added(second: Statement, call: ast.Call, tl: str) -> tuple[str, list[Statem
 def _held(
     kept: Sequence[Statement], late: Sequence[Statement], order: Sequence[Statement]
 ) -> tuple[list[Statement], list[Statement]]:
-    """Statements with what the late ones read kept under another name where it is bound anew behind them."""
+    """``kept`` and ``late`` statements, the late ones to run last: names bound anew behind them are copied."""
     made, moved = list(kept), []
     for number, statement in enumerate(late):
         place = order.index(statement)
@@ -664,7 +664,7 @@ def _held(
 def _query(
     kernel: TritonKernel, left: str, before: Sequence[Statement], bound: Mapping[str, ast.expr]
 ) -> tuple[Box, frozenset[str], tuple[Statement, ...]]:
-    """The box of the first product's left operand, the names of its tile, and what is made of it first."""
+    """The box of the first product's left operand, names of its tile, and statements that compute the operand."""
     if not left.isidentifier():
         raise Unsupported(f"an operand computed by {left[:40]}")
     boxes = BoxReader(kernel, SumReader(kernel.tl, bound, {}), None)
@@ -690,7 +690,7 @@ def _query(
 
 
 def _shared_axis(loops: Iterable[Chain], query: Box, body: Sequence[Statement]) -> int:
-    """The grid's axis that the loops' operands do not depend on and the query does."""
+    """The axis of the grid that the query depends on and the loops' operands do not. Raises Unsupported."""
     wanted = set[str]()
     for loop in loops:
         wanted |= (loop.key.reads | loop.value.reads) - {loop.variable} | names_in(loop.step)

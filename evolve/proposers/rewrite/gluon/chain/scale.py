@@ -60,7 +60,7 @@ def unscaled(
 def _found(
     chain: Chain, kernel: TritonKernel, bound: Mapping[str, ast.expr], outside: Collection[str]
 ) -> tuple[Chain, _Scaled] | None:
-    """A loop with its factor moved; None where none is told apart. ``outside``: names that are read elsewhere."""
+    """A loop with its scores' factor moved to their uses; None without one. ``outside``: names read elsewhere."""
     node, tl, middle = chain.first.node, kernel.tl, list(chain.middle)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return None
@@ -96,13 +96,13 @@ def _found(
 
 
 def _factor(product: ast.BinOp, wanted: Callable[[ast.expr], bool]) -> tuple[ast.expr, ast.expr | None]:
-    """(the side of a product that is wanted, the other one); (the product, None) where neither is."""
+    """(wanted side, other side) of a product; (the product, None) where neither side is wanted."""
     sides = ((product.left, product.right), (product.right, product.left))
     return next((pair for pair in sides if wanted(pair[0])), (product, None))
 
 
 def _names_of(node: ast.Assign | ast.AugAssign) -> list[str]:
-    """What a statement binds, as texts."""
+    """Targets of an assignment, as texts."""
     return [ast.unparse(t) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
@@ -116,7 +116,7 @@ def _difference(node: ast.AST, tl: str) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _row(row: ast.expr) -> str:
-    """What ``row`` or ``row[:, None]`` is called; empty where it is computed."""
+    """The name in ``row`` or ``row[:, None]``; empty for another expression."""
     value = row.value if isinstance(row, ast.Subscript) and expanded(row) is not None else row
     return value.id if isinstance(value, ast.Name) else ""
 
@@ -132,7 +132,7 @@ class _Rows:
         self.names = set[str]()
 
     def add(self, name: str) -> bool:
-        """Take in a row and those it is computed of; False where one is something else than a largest score."""
+        """Add a row and those it is computed from; False where one is anything but a largest score."""
         if not name or name in self.names:
             return bool(name)
         writers = [s for s in (*self.inside, *self.outside) if name in s.writes]
@@ -152,7 +152,7 @@ class _Rows:
         return True
 
     def close(self) -> bool:
-        """Take in what rows are compared with; whether rows are read in a loop as ``of`` rewrites them alone."""
+        """Add rows that rows are compared with; False where a loop reads rows in a way that ``of`` does not rewrite."""
         while True:
             known = set(self.names)
             found = [_Exponents(self, s) for s in self.inside]

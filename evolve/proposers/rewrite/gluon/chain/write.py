@@ -33,7 +33,7 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import (
 from tilewright.evolve.proposers.rewrite.gluon.texts import filled, listed, only
 from tilewright.evolve.proposers.rewrite.gluon.tiles import in_host
 from tilewright.evolve.proposers.rewrite.sums import Sum, conjuncts, constant, expanded
-from tilewright.evolve.proposers.rewrite.triton.view import SPARE, NodeRule, TritonKernel
+from tilewright.evolve.proposers.rewrite.triton.view import SPARE, NodeRule, TritonKernel, jit_kernels
 
 
 class LowerChain(NodeRule[Chains]):
@@ -91,7 +91,7 @@ class LowerChain(NodeRule[Chains]):
     def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         """With all other kernels of the source that the rule finds a place in."""
         made = super().apply(kernel, site, rng)
-        while made is not None:
+        while made is not None and len(jit_kernels(kernel, entry_only=True)) > 1:
             further = KernelSource(made.source)
             try:
                 more = super().apply(further, self.sites(further)[0], rng)
@@ -350,11 +350,8 @@ class ChainText:
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
         parts_of_text = {
-            "loops": "\n".join(loops),
-            "after": after,
-            "consumer_loops": consumed,
-            "prepared": prepared,
-        }
+            "loops": "\n".join(loops), "after": after, "consumer_loops": consumed, "prepared": prepared,
+        }  # fmt: skip
         return {**table, **made, **parts_of_text}
 
     @property
@@ -551,12 +548,9 @@ class ChainText:
         for text in dict.fromkeys(self._carrier().expression(one.text()) for one in lasts):
             lines.append(f"{whole} = min({whole}, max({text} - {start} + {by}, 0) // {by})")
         return {
-            "phases": "2",
-            "whole_steps": "\n".join(lines),
-            "begin": f"{whole} if {masked} else 0",
-            "begin_first": f"max({whole}, 1) if {masked} else 1",
-            "end": f"{names['own']} if {masked} else {whole}",
-        }
+            "phases": "2", "whole_steps": "\n".join(lines), "begin": f"{whole} if {masked} else 0",
+            "begin_first": f"max({whole}, 1) if {masked} else 1", "end": f"{names['own']} if {masked} else {whole}",
+        }  # fmt: skip
 
     def shown(self, statement: Statement, step: Step, loop: Chain, renamed: Mapping[str, str] | None) -> str:
         """A statement of ``middle``; one that masks as a branch where something is hidden and one where nothing is."""

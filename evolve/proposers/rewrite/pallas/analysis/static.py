@@ -6,11 +6,7 @@ from functools import cached_property
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, walk
-from tilewright.evolve.proposers.rewrite.dataflow import (
-    assigned_value,
-    definitions,
-    small,
-)
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, definitions, small
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import When, pairs, when_of
 
 _PLAIN_CALLS = ("min", "max", "int", "abs", "len", "bool", "divmod", "jax.experimental.pallas.cdiv")

@@ -129,5 +129,4 @@ def launch(inputs, params):
         "steps": (ahead, {**step, "programmatic": True}),
     }
 
-
 CUDA = "h200_f0098bb0f05b5d0b.cu"

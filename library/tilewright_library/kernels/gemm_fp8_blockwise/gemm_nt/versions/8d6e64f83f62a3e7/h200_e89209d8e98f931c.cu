@@ -479,15 +479,15 @@ __device__ __forceinline__ int summed(int v, int lane) {   // over the lanes up 
     }
     return v;
 }
-// of each group the end of its rows, and the rows of tiles up to there, by one warp
+// of each group the end of its rows, and the rows of tiles up to there, by one warp; rows past M are nobody's
 __device__ __forceinline__ void count_tiles(const int* __restrict__ count, u32 to, int M, int lane) {
     int before = 0, high = 0;
     for (int first = 0; first < GROUPS; first += 32) {
-        const int g = first + lane, asked = g < GROUPS ? __ldg(count + g) : 0, rows = MASKED ? min(asked, M) : asked;
-        const int rows_to = summed(rows, lane), end = MASKED ? g * M + rows : before + rows_to;
-        const int tiles_to = summed(rows ? (end - ((end - rows) & ~3) + BM - 1) / BM : 0, lane);
+        const int g = first + lane, asked = g < GROUPS ? min(max(__ldg(count + g), 0), M) : 0, rows_to = summed(asked, lane);
+        const int begin = MASKED ? g * M : min(before + rows_to - asked, M), end = MASKED ? begin + asked : min(before + rows_to, M);
+        const int tiles_to = summed(end > begin ? (end - (begin & ~3) + BM - 1) / BM : 0, lane);
         if (g < GROUPS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + g * 8), "r"(end), "r"(high + tiles_to) : "memory");
-        before += __shfl_sync(~0u, rows_to, 31);
+        before = min(before + __shfl_sync(~0u, rows_to, 31), M);
         high += __shfl_sync(~0u, tiles_to, 31);
     }
 }
