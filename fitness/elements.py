@@ -19,13 +19,13 @@ from tilewright.seeds.operator import SnrGate
 
 TILE = 32
 ROUNDING_DB = 40.0
-"""A gate that asks for this much, and names no ``worst``, allows for no noise but that of rounding."""
+"""SNR in dB from which a gate without ``worst`` allows for no noise but that of rounding."""
 
 ROUNDED = 2.0**-12
-"""Share of the tile's root mean square that sums in float32 explain, with room: 2^-15 is the most seen."""
+"""Error that sums in float32 explain, as a share of the tile's root mean square: 2^-15 is the most seen."""
 
 INEXACT = 2.0**-8
-"""The same of accumulators that keep 14 bits of products of 8-bit floats."""
+"""The same for accumulators that keep 14 bits of products of 8-bit floats."""
 
 STEADY, ONE_SIGN = 2.0**-11, 6.0
 """Share of a sum of one sign that the matrix unit loses with each 32 products after the first 32, and how many times
@@ -33,43 +33,43 @@ the usual size a sum must have to count as one of one sign. The unit cuts produc
 the products lose half of such a place."""
 
 NOISE_DB = 1.5
-"""How much more noise there may be than rounding and an eighth of ``worst`` make."""
+"""dB of noise allowed beyond that of rounding and of errors of an eighth of ``worst``."""
 
 SIGN = 2.0**-4
-"""Where a sign may differ, or a zero stand: at values below this part of ``worst``."""
+"""Share of ``worst`` below which a value may have the other sign or be zero."""
 
 FAINT = 2.0**-8
-"""The root mean square of a tile counts as at least this part of the whole output's."""
+"""Least root mean square of a tile, as a share of the whole output's."""
 
 LEANING, FEW = (2.0**-7, 2.0**-5, 2.0**-3, np.inf), 32
-"""Up to these shares of what is usual around them elements are looked at together, if there are so many."""
+"""Bounds of groups of elements, as shares of the size usual around them, and the least elements of a group."""
 
 DISTINCT = 512
-"""Different answers, of fewer of which roundings may go one way."""
+"""Number of different answers; of fewer, roundings may all go one way."""
 
 CHANCE = 5.0
-"""Standard deviations of a count of two ways that are taken as chance."""
+"""Standard deviations of a count of two equally likely ways that count as chance."""
 
 ALIKE = 22
-"""Lines that all have one sign by as little chance as that."""
+"""Number of lines that all have one sign with a probability as small as that of ``CHANCE``."""
 
 LEAN = 2.0**-4
-"""Share of the answers by which errors may lean."""
+"""Share of the answers by which errors may lean to one side."""
 
 OUTLYING = 4.0
-"""A row or column of a tile is outlying when its median size is so many times the tile's."""
+"""Median size of an outlying row or column of a tile, over the tile's."""
 
 FLUSHED = -100
-"""Types with exponents below this: what is no normal number of theirs, a device may take for zero."""
+"""Least exponent of a dtype below which a device may flush its subnormal numbers to zero."""
 
 TURNED = 2.0**-8
-"""Share of the elements that may be rounded otherwise than an eighth of what sums explain says."""
+"""Share of the elements whose rounding may differ by more than an eighth of the error of sums explains."""
 
 ROOM = 2.0
-"""Medians of 32 sizes may be half of what is usual."""
+"""Factor on medians of 32 sizes, which may be half of the usual size."""
 
 MEDIAN = 0.6745
-"""Of the sizes of normally distributed values of standard deviation 1."""
+"""Median size of normally distributed values of standard deviation 1."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def turned_too_far(
 
 
 def differing(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where bits differ, in order: bool. Arrays of one dtype and shape."""
+    """bool, flat: whether the bits of each element differ. Arrays of one dtype and shape."""
     left, right = (np.ascontiguousarray(array).reshape(-1) for array in (codes, wanted))
     bits = f"u{codes.dtype.itemsize}"
     found: np.ndarray = left.view(bits) != right.view(bits)
@@ -362,7 +362,7 @@ def _chance(variances: np.ndarray) -> float:
 
 
 def _power(scales: np.ndarray) -> np.ndarray:
-    """What e8m0 codes stand for."""
+    """Values of e8m0 codes: float64."""
     return np.exp2(scales.astype(np.float64) - 127.0)
 
 
@@ -382,7 +382,7 @@ def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
 
 
 def _flushed(dtype: np.dtype) -> float:
-    """Below this size a device may take a number for zero."""
+    """Size below which a device may flush a number of this dtype to zero."""
     kind = ml_dtypes.finfo(dtype)
     return float(kind.tiny) if kind.minexp < FLUSHED else 0.0
 
@@ -394,7 +394,7 @@ def _around(wanted: np.ndarray) -> np.ndarray:
 
 
 def _tiles(wanted: np.ndarray) -> np.ndarray:
-    """The same by tile."""
+    """Root mean square of the reference by tile: float64 [tile rows, tile columns]."""
     square, edges = wanted * wanted, [np.arange(0, size, TILE) for size in wanted.shape]
     high, wide = (np.diff(np.append(at, size)) for at, size in zip(edges, wanted.shape, strict=True))
     least = FAINT * float(np.sqrt(square.mean()))

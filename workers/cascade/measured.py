@@ -170,7 +170,7 @@ class MeasuredCascade(Cascade):
         return once if isinstance(once, Failure) else None
 
     def _settle(self, request: Request, found: Findings) -> Confirmation | Failure | None:
-        """The result against the champion, for a candidate that may be faster; a faster one is crowned."""
+        """The result against the champion, None where they did not meet; a faster candidate is crowned."""
         entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()

@@ -158,6 +158,9 @@ def test_an_exception_has_a_verdict_by_its_phase_and_words(changes, verdict, rea
         ({"message": "exceeded vmem"}, Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", None),
         ({"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 9M of 6M vmem. Ex"},
          Verdict.RESOURCE_ERROR, "its blocks take 9M of 6M bytes of vmem", None),
+        ({"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack\nfor x. "
+                     "Scoped allocation with size 36.69M and limit 32.00M exceeded scoped vmem limit by 4.69M."},
+         Verdict.RESOURCE_ERROR, "its blocks take 36.69M of 32.00M bytes of vmem", None),
         ({}, Verdict.INCORRECT, "ValueError: why", Stage.CHECK),
         ({"type": "NotImplementedError"}, Verdict.COMPILE_ERROR, "NotImplementedError: why", Stage.CHECK),
         ({"type": "IndexError"}, Verdict.INCORRECT, BEYOND + "why", Stage.CHECK),
