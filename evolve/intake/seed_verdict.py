@@ -229,7 +229,11 @@ def _shrink_inputs(answer: MutableMapping[str, Any], failed: GateReading) -> boo
 def _lower_defaults(answer: MutableMapping[str, Any], why: str) -> bool:
     """Whether the seed begins with smaller blocks now, which its own space has, since its own need too much memory."""
     own, space = answer["defaults"], answer["space"]
-    less = {name: max([v for v in space[name] if v < own[name]], default=own[name]) for name in own}
+    below = {name: sorted((v for v in space[name] if v < own[name]), reverse=True) for name in own}
+    over = re.search(r"take ([\d.]+)(\w?) of ([\d.]+)(\w?) ", why)  # a step may halve each of them
+    share = float(over[1]) / float(over[3]) if over and over[2] == over[4] else 1.0
+    steps = math.ceil(max(1.0, math.log2(share) / max(1, sum(map(bool, below.values())))))
+    less = {name: [own[name], *values][: steps + 1][-1] for name, values in below.items()}
     answer["source"] = re.sub(r"(?ms)^DEFAULTS = \{.*?\}", f"DEFAULTS = {less!r}", answer["source"], count=1)
     answer["defaults"] = less
     begins = "the search begins with "

@@ -103,8 +103,15 @@ def tilewright_differentiable(
         new = dict(zip(places, arrays, strict=True))
         return function(*jax.tree.unflatten(tree, [new.get(n, leaf) for n, leaf in enumerate(leaves)]))
 
+    def rule(primals: Any, tangents: Any) -> Any:
+        values, changes = jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents)
+        # an interpreted kernel's integers have tangents of integers, which no rule may give
+        zero, floats = jax.custom_derivatives.zero_from_primal, jax.numpy.inexact
+        kinds = jax.tree.map(lambda v: jax.numpy.issubdtype(v.dtype, floats), values)
+        return values, jax.tree.map(lambda v, c, kept: c if kept else zero(v), values, changes, kinds)
+
     made = jax.custom_jvp(lambda *arrays: of(run, *arrays))
-    made.defjvp(lambda primals, tangents: jax.jvp(lambda *arrays: of(original, *arrays), primals, tangents))
+    made.defjvp(rule)
     return made(*(leaves[n] for n in places))
 
 

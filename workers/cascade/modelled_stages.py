@@ -1,6 +1,7 @@
 """The stages of the modelled-TPU cascade, in the order they run: trace and check, compile, measure."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from signal import Signals
@@ -25,7 +26,10 @@ LARGE_KINDS = 2
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
 )
-_OVER = re.compile(r"memory space (\w+)\. Used (\S+) of (\S+) ")
+_GRID = re.compile(rb'"GridMapping","v":\{"grid":\{"t":\[([\d,]+)\]')  # in an artefact's text
+_OVER = re.compile(
+    r"memory space (?P<space>\w+)(?s:.*?)(?:Used (\S+) of|Scoped allocation with size (\S+) and limit) (?P<limit>\S+) "
+)
 """libtpu's words on blocks that are too large: memory space, bytes used, bytes there are."""
 _BRANCHED = re.compile("LLO profiling of .*(No DMA issue node found|when the FIFO is full)")
 """libtpu's words where its simulator ran code that a branch skips."""
@@ -87,7 +91,13 @@ def check(request: Request, found: Findings, *, gates: bool = True) -> Failure |
     found.logs.append(outcome.log)
     if conversation.failure is not None:
         return conversation.failure
-    return _child_failure(outcome, "checking") or conversation.incomplete()
+    failure = _child_failure(outcome, "checking") or conversation.incomplete()
+    if failure is not None and failure.verdict is Verdict.TIMEOUT:
+        grids = [_GRID.findall(found.traced[w.id].blobs["text"]) for w in request.checked]
+        steps = max((math.prod(map(int, g.split(b","))) for some in grids for g in some), default=0)
+        why = f"{failure.reason}; JAX's interpreter runs each of the {steps} steps of its grid"
+        failure = dataclasses.replace(failure, reason=one_line(why))
+    return failure
 
 
 def _workloads(request: Request) -> list[Workload]:
@@ -388,7 +398,8 @@ def _candidate_failure(frame: Frame) -> Failure:
         return Failure(Verdict.IMPLAUSIBLE, one_line(message), trace)
     if kind == "MemoryError" or _RESOURCES.search(message):
         over = _OVER.search(message)
-        reason = f"its blocks take {over[2]} of {over[3]} bytes of {over[1]}" if over else reason
+        took = over and (over[2] or over[3])
+        reason = f"its blocks take {took} of {over['limit']} bytes of {over['space']}" if over else reason
         return Failure(Verdict.RESOURCE_ERROR, reason, trace)
     if phase == "topology":
         return Failure(Verdict.INFRA_ERROR, reason, trace)

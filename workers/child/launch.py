@@ -85,13 +85,14 @@ WAITING_FACTOR = 3
 
 
 class Deadline:
-    """``seconds`` from now, plus the seconds that process ``pid`` and its descendants wait for a processor
-    (``waited``)."""
+    """``seconds`` from now, plus those (``waited``) in which process ``pid`` and its descendants, or the thread that
+    asks and may feed them, wait for a processor."""
 
     def __init__(self, pid: int, seconds: float) -> None:
         self._pid, self._seconds = pid, seconds
         self._began = time.monotonic()
         self._before = waiting_seconds(pid, math.inf), cpu_seconds(pid)
+        self._own_before = _own_waiting()
         self.waited = 0.0
 
     def seconds_left(self) -> float:
@@ -99,8 +100,16 @@ class Deadline:
         elapsed = time.monotonic() - self._began
         if elapsed >= self._seconds + self.waited:
             waited = waiting_seconds(self._pid, elapsed + sum(self._before)) - self._before[0]
+            waited += _own_waiting() - self._own_before
             self.waited = max(self.waited, min(waited, WAITING_FACTOR * self._seconds))
         return self._seconds + self.waited - elapsed
+
+
+def _own_waiting() -> float:
+    """Seconds in which this thread was ready to run and no processor was free; 0 where the kernel does not count."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+        return int(file.read().split()[1]) / 1e9
+    return 0.0
 
 
 def _proc_files(pid: int, name: str) -> Iterator[bytes]:

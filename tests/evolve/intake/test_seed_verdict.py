@@ -16,6 +16,7 @@ from tilewright.evolve.intake import folder, seed_verdict, tune
 from tilewright.evolve.intake.seed_verdict import (
     NOISE,
     _adjust_judge,
+    _lower_defaults,
     _shrink_inputs,
     run_judged,
     seed_failure,
@@ -294,3 +295,10 @@ def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them()
         "in every draw sums of one sign fall short"
     )
     assert answer["lost_tables"] == ("signed", "repeated") and "acc += tl.dot(a, b)" in answer["notes"][0]
+
+
+@pytest.mark.parametrize(("takes", "rows"), [("64.00M of 63.94M", 32), ("200.00M of 63.94M", 16)])
+def test_a_seed_that_needs_too_much_memory_begins_with_as_much_smaller_blocks(takes: str, rows: int) -> None:
+    answer = {"defaults": {"n": 64}, "space": {"n": [8, 16, 32, 64]}, "source": "DEFAULTS = {}", "notes": []}
+    assert _lower_defaults(answer, f"its blocks take {takes} bytes of vmem")
+    assert answer["defaults"] == {"n": rows} and answer["source"] == f"DEFAULTS = {{'n': {rows}}}"

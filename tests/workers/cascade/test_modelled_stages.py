@@ -158,6 +158,9 @@ def test_an_exception_has_a_verdict_by_its_phase_and_words(changes, verdict, rea
         ({"message": "exceeded vmem"}, Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", None),
         ({"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 9M of 6M vmem. Ex"},
          Verdict.RESOURCE_ERROR, "its blocks take 9M of 6M bytes of vmem", None),
+        ({"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack\nfor x. "
+                     "Scoped allocation with size 36.69M and limit 32.00M exceeded scoped vmem limit by 4.69M."},
+         Verdict.RESOURCE_ERROR, "its blocks take 36.69M of 32.00M bytes of vmem", None),
         ({}, Verdict.INCORRECT, "ValueError: why", Stage.CHECK),
         ({"type": "NotImplementedError"}, Verdict.COMPILE_ERROR, "NotImplementedError: why", Stage.CHECK),
         ({"type": "IndexError"}, Verdict.INCORRECT, BEYOND + "why", Stage.CHECK),
@@ -389,7 +392,10 @@ def test_what_is_left_out_is_noticed(monkeypatch):
     Checker(monkeypatch, ending=dead)
     assert stages.check(request(), traced_findings()) == Failure(Verdict.CRASHED, "checking: gone", "log")
     Checker(monkeypatch, only(frame="checked"), ending=ChildOutcome(Ending.TIMEOUT, detail="late"))
-    assert stages.check(request(), traced_findings()).verdict is Verdict.TIMEOUT
+    slow = traced_findings()
+    slow.traced["m48"].blobs["text"] = b'{"o":"GridMapping","v":{"grid":{"t":[64,32]}}}'
+    late = stages.check(request(), slow)
+    assert late.verdict is Verdict.TIMEOUT and "each of the 2048 steps of its grid" in late.reason
 
 
 @pytest.mark.parametrize(

@@ -148,3 +148,10 @@ def test_waiting_for_a_processor_does_not_count_as_running(tmp_path):
             other.wait()
     assert outcome.ending is Ending.DONE, outcome.detail
     assert outcome.seconds > 2.2
+
+
+def test_a_deadline_waits_for_the_thread_that_feeds_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_own_waiting", iter([1.0, 2.0]).__next__)
+    deadline = launch.Deadline(os.getpid(), 0.05)
+    time.sleep(0.06)
+    assert 0 < deadline.seconds_left() < launch.WAITING_FACTOR * 0.05

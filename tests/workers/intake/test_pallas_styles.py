@@ -20,7 +20,7 @@ from tilewright.fitness import dialect  # noqa: E402
 from tilewright.fitness.original import data_of, is_original  # noqa: E402
 from tilewright.fitness.targets import load_target  # noqa: E402
 from tilewright.fitness.tpu import structure  # noqa: E402
-from tilewright.workers.intake.child_program import Refusal, loaded_module  # noqa: E402
+from tilewright.workers.intake.child_program import Refusal  # noqa: E402
 from tilewright.workers.intake.judge import self_reference  # noqa: E402
 from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
@@ -73,8 +73,9 @@ def traced(module, folder, params):
     [
         ("scaled", {"block": 128}),
         ("below", {"block_cols": 128, "block_rows": 8}),
-        ("chosen_within", {"block_cols": 256, "block_rows": 8}),
-        ("asked", {"block_cols": 256}),
+        ("chosen_within", {"size": 256, "block_rows": 8}),
+        ("asked", {"size": 256}),
+        ("capped", {"max_block": 512}),
     ],
 )
 def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_chooses(
@@ -263,12 +264,6 @@ def test_the_callers_own_integers_are_tried_before_drawn_ones(monkeypatch):
         with pytest.raises(Refusal):
             trial._shapes_with(operands, {}, SimpleNamespace(), {}, SimpleNamespace())  # type: ignore[arg-type]
         assert asked == [forms, [""] * len(forms), ["given"] * len(forms)]
-
-
-def test_a_winners_module_may_define_a_dataclass(tmp_path):
-    head = "from __future__ import annotations\nimport dataclasses\n\n"
-    (tmp_path / "winner.py").write_text(f"{head}@dataclasses.dataclass\nclass Sizes:\n    rows: int\n")
-    assert loaded_module(tmp_path / "winner.py").Sizes(8).rows == 8
 
 
 def test_a_block_is_tried_on_the_smallest_checked_shape_that_takes_it():

@@ -18,21 +18,14 @@ from jax._src.core import jaxprs_in_params
 
 from tilewright.fitness.original import Site
 from tilewright.workers.intake.pallas.original import Original
-from tilewright.workers.intake.source.knobs import Knob, block_values, is_size
+from tilewright.workers.intake.source.knobs import LANES, Knob, block_values, is_size, values_around
 
 _BLOCK = re.compile(
     r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I
 )
 """Names of block sizes: BLOCK_M, blk_q, tile_rows, bm, bkv, tm, rows_per_step."""
-AUTOMATIC = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Values of a size that a function chooses itself, of which one may be the one it chose."""
 SECONDS = 6.0
 """Most that trying numbers may take; those with the names of block sizes come first."""
-
-
-def names_block(name: str) -> bool:
-    """Whether a name is one that block sizes have."""
-    return _BLOCK.search(name.strip("_")) is not None
 
 
 def kernels_in(jaxpr: Any) -> Iterator[Any]:
@@ -69,16 +62,26 @@ def sizes_within(
         groups[name, value].append(site)
     began, plain = time.process_time(), launched(original, {})
     sites, knobs = dict(original.sites), []
-    for (name, value), places in sorted(groups.items(), key=lambda item: not names_block(item[0][0])):
+    blocks = {key: _BLOCK.search(key[0].strip("_")) is not None for key in groups}
+    for name, value in sorted(groups, key=blocks.__getitem__, reverse=True):
+        places = groups[name, value]
         if time.process_time() - began > SECONDS:
             break
         tried = replace(original, sites={"tried": tuple(places)})
+        values = block_values(value)
         if not any(_changes(launched, tried, other, plain) for other in (value // 2, value * 2)):
-            continue
+            least = LANES if blocks[name, value] and value > 2 * LANES else value
+            if least == value or not _changes(launched, tried, least, plain):
+                continue
+            # it caps what is smaller here: it begins with the least that changes nothing
+            while least < value and _changes(launched, tried, least, plain):
+                least *= 2
+            value = min(value, least)
+            values = tuple(v for v in values_around(value, least=8, halvings=6) if v <= value)
         known = _free(name, {*reserved, *sites})
         sites[known] = tuple(places)
         where = ", ".join(str(line) for _, line, _, _ in places)
-        knobs.append(Knob(known, value, block_values(value), f"{name or 'number'} = {value} at line {where}"))
+        knobs.append(Knob(known, value, values, f"{name or 'number'} = {value} at line {where}"))
     return replace(original, sites=sites), knobs
 
 

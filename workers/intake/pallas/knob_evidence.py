@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.operator import Result
+from tilewright.workers.intake.pallas.seed_build import text_of
 from tilewright.workers.intake.source.knobs import MEANING, Knob
 
 EVIDENCE_SECONDS = 20.0
@@ -25,7 +27,7 @@ Below = tuple[str, str]
 
 def legal_values(
     knobs: Sequence[Knob], defaults: Dims, shapes: Sequence[Dims], timed: Sequence[Dims],
-    traced: Callable[[Dims, Dims], str], elements: Callable[[Dims, Dims], tuple[int, int]],
+    traced: Callable[[Dims, Dims], ClosedJaxpr], elements: Callable[[Dims, Dims], tuple[int, int]],
 ) -> tuple[dict[str, dict[str, list[int]]], set[str]]:  # fmt: skip
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
     if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
@@ -42,7 +44,7 @@ def legal_values(
         found[label] = {}
         for base in (defaults, *({**defaults, k.name: v} for k in knobs for v in _nearest(k))):
             with contextlib.suppress(Exception):  # a shape need not take the defaults
-                plain = traced(dims, base)
+                plain = text_of(traced(dims, base))
                 break
         for knob in knobs:
             name, sizes = knob.name, dict[int, tuple[int, int]]()
@@ -52,12 +54,12 @@ def legal_values(
                 alike = {n: value if v == base[name] else v for n, v in base.items()}
                 for params in ({**base, name: value}, {**others, name: value}, alike):
                     try:
-                        text = traced(dims, params)
+                        made = traced(dims, params)
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
                         telling.add(name)
                         continue
                     sizes[value] = elements(dims, params) if dims in timed else (0, 0)
-                    telling |= {name} if text != plain else set()
+                    telling |= {name} if name not in telling and text_of(made) != plain else set()
                     break
             least = min((covered for _, covered in sizes.values()), default=0)
             found[label][name] = [

@@ -7,7 +7,6 @@ elsewhere the function itself is the candidate, with other sizes.
 
 import contextlib
 import inspect
-import itertools
 import re
 import sys
 import time
@@ -26,7 +25,7 @@ from tilewright.workers.intake.calls import call_text, dimensions
 from tilewright.workers.intake.calls.call_text import Call, ObjectArgument, parse, python_text, python_value
 from tilewright.workers.intake.child_program import Answer, Refusal, Request, answer_request, refusal_of
 from tilewright.workers.intake.operator import Operand
-from tilewright.workers.intake.pallas.block_sizes import AUTOMATIC, launches, names_block, sizes_within
+from tilewright.workers.intake.pallas.block_sizes import launches, sizes_within
 from tilewright.workers.intake.pallas.function_text import RESERVED, followed_text
 from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
 from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
@@ -40,8 +39,6 @@ from tilewright.workers.runners.pallas.trace import unwrapped
 _COUNTED = re.compile(r"block|tile|page|chunk")
 _MARKS = 15_485_863
 """The first of the numbers that stand for sizes while a text is read: no function's own."""
-RESOLVE_SECONDS = 4.0
-"""Most that finding sizes may take which a function chooses itself."""
 _FEW = (1, 2, 4, 8, 16, 32)
 """Values of a small number that counts what is done at once, such as pages of a block."""
 
@@ -59,8 +56,7 @@ def answer_to(request: Request) -> Answer:
         function = function_in(module, request["function"], path.name)
         if not callable(function):
             raise Refusal(f"{request['function']} of {path.name} is no function")
-        given = [parse(text.replace("torch.", "jnp.")) for text in request["calls"]]
-        calls = _resolved(function, given)
+        calls = [parse(text.replace("torch.", "jnp.")) for text in request["calls"]]
         try:
             used = _called(function, calls[0], str(loader.home(path)))
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
@@ -69,19 +65,12 @@ def answer_to(request: Request) -> Answer:
     operands, argument_texts, places = _operands(calls, parameters)
     knobs = _argument_knobs(calls[0], function, argument_texts)
     names = dict(zip(places, (o.name for o in operands), strict=True))
-    knobs += _object_knobs(
-        calls[0], argument_texts, names, {*parameters, *RESERVED, *(k.name for k in knobs)}
-    )
-    files = loader.files(path)
-    root = Path(str(path).removesuffix(loader.place(path)))
-    original = Original(
-        loader.place(path),
-        request["function"],
-        ", ".join(t if isinstance(k, int) else f"{k}={t}" for k, t in argument_texts.items()),
-        tuple(o.name for o in operands),
-        files,
-        {},
-    )
+    used_names = {*parameters, *RESERVED, *(k.name for k in knobs)}
+    knobs += _object_knobs(calls[0], argument_texts, names, used_names)
+    place, taken = loader.place(path), tuple(o.name for o in operands)
+    root = Path(str(path).removesuffix(place))
+    text = ", ".join(t if isinstance(k, int) else f"{k}={t}" for k, t in argument_texts.items())
+    original = Original(place, request["function"], text, taken, loader.files(path), {})
     defaults = {knob.name: knob.default for knob in knobs}
     specs = shaped(_sized(operands, 0), {})
 
@@ -99,9 +88,9 @@ def answer_to(request: Request) -> Answer:
         raise Refusal(f"the call does what no candidate may: {error}") from error
     places_used = {(str(Path(file).relative_to(root).as_posix()), line) for file, line in used}
     original, inner = sizes_within(original, places_used, launched, {*parameters, *defaults, *RESERVED})
+    knobs += inner
     sizes = {min(n, MOST_SIZE) for call in calls for tensor in call.tensors() for n in tensor.shape}
     parts = {n for size in sizes for n in range(LANES, size + 1, LANES) if size % n == 0}
-    knobs += inner
     for knob in (k for k in knobs if is_size(k.default)):
         knob.parts = tuple(sorted(parts - {*knob.values}))
 
@@ -117,7 +106,7 @@ def answer_to(request: Request) -> Answer:
         "refusals": [],
         "knobs": [{"name": k.name, "default": k.default, "values": list(k.values), "source": k.source} for k in knobs],
     }  # fmt: skip
-    answer.update(judge(request, chip, followed, operands, given, knobs, places))
+    answer.update(judge(request, chip, followed, operands, calls, knobs, places))
     answer["notes"] = [*([note] if note else []), *answer.pop("judge_notes", ())]
     answer["seconds"] = time.monotonic() - began
     return answer
@@ -175,31 +164,6 @@ def _called(function: Any, call: Call, home: str) -> set[tuple[str, int]]:
     finally:
         sys.setprofile(before)
     return found
-
-
-def _resolved(function: Any, calls: Sequence[Call]) -> list[Call]:
-    """Calls with the block sizes that a function works out where they are not given (``block_q=None``, ``"auto"``):
-    those with which the first call does what it did."""
-    call = calls[0]
-    parameters = inspect.signature(plain_function(function)).parameters
-    given = {*list(parameters)[: len(call.arguments)], *call.keywords}
-    asked = [
-        p.name for p in parameters.values()
-        if p.name not in given and names_block(p.name) and (p.default is None or isinstance(p.default, str))
-    ]  # fmt: skip
-
-    def does(one: Call) -> str:
-        with contextlib.suppress(Exception):  # whatever the user's code raises
-            return text_of(_run(function, one)())
-        return ""
-
-    until, plain = time.process_time() + RESOLVE_SECONDS, does(call) if asked else ""
-    for name, value in itertools.product(asked if plain else (), AUTOMATIC):
-        if name not in call.keywords and time.process_time() < until:
-            tried = replace(call, keywords={**call.keywords, name: value})
-            call = tried if does(tried) == plain else call
-    sizes = {name: call.keywords[name] for name in asked if name in call.keywords}
-    return [replace(one, keywords={**one.keywords, **sizes}) for one in calls]
 
 
 def _operands(

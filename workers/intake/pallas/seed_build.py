@@ -127,9 +127,9 @@ class SeedBuild:
     def result_shapes(self, dims: Dims, params: Params) -> list[tuple[int, ...]]:
         return [tuple(aval.shape) for aval in self.closed(dims, params).out_avals]
 
-    def traced(self, dims: Dims, params: Params) -> str:
-        """Its jaxpr as text. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel
-        never runs or leaves its operands."""
+    def traced(self, dims: Dims, params: Params) -> ClosedJaxpr:
+        """Its jaxpr. Raises what it raises, ValueError for blocks that no TPU takes, Refusal where a kernel never runs
+        or leaves its operands."""
         closed = self.closed(dims, params)
         for equation in kernels_in(closed.jaxpr):
             mapping, info = equation.params["grid_mapping"], equation.params["jaxpr"].debug_info
@@ -141,7 +141,7 @@ class SeedBuild:
                 )
             with self.mesh():
                 lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)
-        return text_of(closed)
+        return closed
 
     def lowered(
         self,

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr
 
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.tpu import structure
@@ -22,7 +23,7 @@ from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Plac
 from tilewright.workers.intake.calls.kept_values import ways_to_draw, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
-from tilewright.workers.intake.child_program import Answer, Refusal, refused
+from tilewright.workers.intake.child_program import Answer, Refusal, refused, show_step
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.input_kinds import (
@@ -75,6 +76,7 @@ def judge(
 ) -> Answer:  # fmt: skip
     """The answer for a module. Raises Refusal."""
     folder = Path(request["folder"])
+    show_step("running it")
     seed = SeedBuild(chip, module.build(folder), operands)
     defaults = {k.name: k.default for k in knobs}
     if request["reference"] == SELF:
@@ -101,7 +103,7 @@ def judge(
         others = {name: next(turned) if size > KEPT else size for name, size in dims.items()}
         with contextlib.suppress(Exception):  # whatever the user's code raises
             tried = replace(seed, operands=named)
-            return all(bool(tried.traced(sizes, defaults)) for sizes in (dims, others))
+            return all(tried.traced(sizes, defaults) for sizes in (dims, others))
         return False
 
     size, few = (8, 0) if isinstance(oracle, Oracle) else (128, FEW)
@@ -111,20 +113,18 @@ def judge(
         all_dims[0], seed, defaults, oracle,
     )  # fmt: skip
     operands = list(seed.operands)
-    multiplies = "dot_general" in seed.traced(shapes[0].dims, defaults)
+    multiplies = "dot_general" in str(seed.closed(shapes[0].dims, defaults))
     factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
     numbers = negative_numbers((oracle.function,), (*calls[0].arguments, *calls[0].keywords.values()))
 
-    def run_all(
-        inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]],
-    ) -> list[list[np.ndarray] | None]:
-        found: list[list[np.ndarray] | None] = []
+    def run_all(inputs: Sequence[tuple[Mapping[str, int], Mapping[str, np.ndarray]]]) -> list[Any]:
+        found: list[Any] = []
         for _, given in inputs:
             try:
-                found.append(seed.interpreted(defaults, given) if None not in found else None)
+                found.append(seed.interpreted(defaults, given))
             except Exception:  # noqa: BLE001 - inputs that the kernel does not take
-                found.append(None)
-        return found
+                break
+        return found + [None] * (len(inputs) - len(found))
 
     effort = EFFORT if isinstance(oracle, Oracle) else OWN_EFFORT
     if isinstance(module, Original):  # a candidate is the same function, with other sizes
@@ -141,7 +141,7 @@ def judge(
         return refused(f"the kernel's own answer is not the reference's: {failed}")
     every = [*(shape.dims for shape in shapes), *all_dims]
 
-    def traced(dims: Mapping[str, int], params: Mapping[str, int]) -> str:
+    def traced(dims: Mapping[str, int], params: Mapping[str, int]) -> ClosedJaxpr:
         if params != defaults and seed.result_shapes(dims, params) != seed.result_shapes(dims, defaults):
             raise Refusal("its results have other shapes")
         return seed.traced(dims, params)
@@ -151,6 +151,7 @@ def judge(
         for knob in knobs:  # a smaller one may be a buffer that is too small for other values
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
+    show_step("trying sizes")
     legal, idle = knob_evidence.legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
     knobs = [knob_evidence.values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
@@ -166,11 +167,6 @@ def judge(
     fixed += [{"name": k.name, "value": k.default, "why": whys[k.name]} for k in knobs if k.name in whys]
     chosen = {name: defaults[name] for name in space}
     constraints = {f"{name} <= {outer}": f"a block of {outer} is no larger than that" for name, outer in held}
-    for name, most in ((n, max(v)) for n, v in space.items()) if len(all_dims) == 1 else ():
-        with contextlib.suppress(Exception):  # whatever the user's code raises
-            if seed.traced(all_dims[0], {**defaults, name: 2 * most}):
-                continue
-        constraints[f"{name} <= {most}"] = f"{labels[0]} takes no larger one"
     starts = dict.fromkeys(labels, chosen)
     for dims, label in zip(all_dims, labels, strict=True) if len(all_dims) > 1 else ():
         elsewhere, values = " or ".join(f"{n} != {size}" for n, size in dims.items()), legal.get(label, space)
@@ -353,10 +349,8 @@ def _checked_shapes(
             rng = np.random.default_rng(17)
             inputs = {o.name: draw(o, small, "randn", 2, rng) for o in seed.operands}
             seed.traced(small, defaults)  # before it runs: a run that fails may spoil the next
-            if (count := _accesses(seed.closed(small, defaults).jaxpr)) > 8 * MOST_ACCESSES:
-                raise Refusal(
-                    f"at least {count} accesses, of at most {8 * MOST_ACCESSES} that are interpreted"
-                )
+            if (count := _accesses(seed.closed(small, defaults).jaxpr)) > (most := 8 * MOST_ACCESSES):
+                raise Refusal(f"at least {count} accesses, of at most {most} that are interpreted")
             answers = oracle(inputs)
             if not all(np.isfinite(a).all() for a in answers if a.dtype.kind == "f"):
                 raise Refusal("an answer that is not finite")  # as a campaign's operator must not have
@@ -421,9 +415,9 @@ def _result_sizes(
 ) -> list[tuple[int | str, ...]]:
     """Shapes of the results by dimensions. Raises Refusal where they follow from no dimension."""
     seen = [(shape.dims, [output.shape for output in shape.outputs]) for shape in shapes]
-    unlike: dict[
+    unlike = dict[
         str, int
-    ] = {}  # sizes that differ, and are no larger than that takes: functions loop over them
+    ]()  # sizes that differ, and are no larger than that takes: functions loop over them
     for name, size in dims.items():
         unlike[name] = next(size << n for n in range(1, 99) if size << n not in unlike.values())
     with contextlib.suppress(Exception):  # the function may not take such sizes

@@ -182,7 +182,6 @@ class PackageLoader(MetaPathFinder, Loader):
         for statement in self._quick(tree.body) if helper else tree.body:
             if not _keeps_statement(statement, needed, helper):
                 continue
-            bound = list(_bound(statement))
             hooked = ast.fix_missing_locations(CallHooks().visit(statement)) if self._traced else statement
             if isinstance(hooked, ast.FunctionDef | ast.ClassDef):
                 kernel = is_kernel(statement)
@@ -196,24 +195,18 @@ class PackageLoader(MetaPathFinder, Loader):
                 )
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
-            for name in bound if why else ():
+            for name in _bound(statement) if why else ():
                 module.__dict__.setdefault(name, MissingName(name, why))
 
     def _quick(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if
         these leave no name out that is used: what a helper can do without may take ten seconds."""
         for statement in body:
-            made = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
-            names = {(getattr(n, "module", None) or n.names[0].name).partition(".")[0] for n in made}
-            own = not names.isdisjoint({self._package, *sys.modules}) or any(
-                getattr(n, "level", 0) for n in made
-            )
             if (
                 isinstance(statement, ast.Try)
                 and statement.handlers
-                and made
                 and _loads(statement)
-                and not own
+                and not self._own(statement)
             ):
                 way = statement.handlers[0].body
                 lost = {n for s in statement.body for n in _bound(s)} - {n for s in way for n in _bound(s)}
@@ -222,6 +215,13 @@ class PackageLoader(MetaPathFinder, Loader):
                     yield from way
                     continue
             yield statement
+
+    def _own(self, statement: ast.stmt) -> bool:
+        """Whether a statement imports of this package, or of one that is loaded."""
+        made = [n for n in ast.walk(statement) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = {(getattr(n, "module", None) or n.names[0].name).partition(".")[0] for n in made}
+        near = any(getattr(n, "level", 0) for n in made)
+        return near or not names.isdisjoint({self._package, *sys.modules})
 
 
 def forget(function: Any) -> None:
@@ -322,23 +322,23 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 def _reachable_names(tree: ast.Module, wanted: str) -> set[str]:
     """Names that a function may reach, through whatever the module defines."""
-    uses: dict[str, set[str]] = {}
+    makers: dict[str, list[ast.stmt]] = {}
     left, seen = [wanted.split(".")[0]], set()
     for statement in tree.body:
-        if isinstance(statement, ast.Expr):
-            if _registers(statement):
-                left += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
-            continue
-        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        # what a function calls its own variables is nobody else's
-        defined = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        for name in list(_bound(statement))[: 1 if defined else None]:
-            uses.setdefault(name, set()).update(used)
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            # what a function calls its own variables is nobody else's
+            makers.setdefault(statement.name, []).append(statement)
+        elif not isinstance(statement, ast.Expr):
+            for name in _bound(statement):
+                makers.setdefault(name, []).append(statement)
+        elif _registers(statement):
+            left += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
     while left:
         name = left.pop()
         if name not in seen:
             seen.add(name)
-            left += uses.get(name, ())
+            nodes = (node for made in makers.get(name, ()) for node in ast.walk(made))
+            left += {node.id for node in nodes if isinstance(node, ast.Name)} - seen
     return seen
 
 
