@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,6 @@ def lines(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[st
     checked = ", ".join("x".join(str(n) for n in shape.values()) for shape in answer["check"])
     yield f"  checked    small shapes {checked}, with inputs {', '.join(answer['kinds'])}"
     yield from _space(answer)
-    yield from _rewrites(answer["source"])
     for line in answer.get("left_out", ()):
         yield f"  left out   {line}"
     yield f"  gradients  {gradients(answer)}"
@@ -76,7 +75,16 @@ _INDENT = 13
 
 def screen(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[str]:
     """``lines``, each folded at 80 columns below its own beginning."""
-    for line in lines(answer, reference, target):
+    yield from _folded(lines(answer, reference, target))
+
+
+def rewrites(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Rules of rewriting that find a place in the kernel, which takes a second to say."""
+    yield from _folded(_rewrites(answer["source"]))
+
+
+def _folded(texts: Iterable[str]) -> Iterator[str]:
+    for line in texts:
         yield from textwrap.wrap(
             line, COLUMNS, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
         )
@@ -112,7 +120,6 @@ def _space(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rewrites(source: str) -> Iterator[str]:
-    """Rules of rewriting that find a place in the kernel."""
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
     from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
     from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct

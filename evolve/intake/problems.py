@@ -155,12 +155,9 @@ def _plan_of_output(path: Path, options: Options, folder: Path) -> Plan:
     files = {f"{path.stem}_plain.py": text}
     write_files(folder, files)
     request = Request(
-        folder / f"{path.stem}_plain.py",
-        inductor.FUNCTION,
-        resolve_reference(options.reference or SELF),
-        options.calls or (call,),
-        made=str(folder),
-    )
+        folder / f"{path.stem}_plain.py", inductor.FUNCTION, resolve_reference(options.reference or SELF),
+        options.calls or (call,), made=str(folder),
+    )  # fmt: skip
     return Plan(request, _name(path.stem), files)
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -246,6 +247,9 @@ def prepare(
     request = answer.get("asked", request)
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
+    threading.Thread(
+        target=_say_rewrites, args=(answer, say)
+    ).start()  # the device judges the function meanwhile
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
     there = where.exists()
@@ -262,6 +266,11 @@ def prepare(
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
     kept = str(where / FILE)  # the child's own file is gone
     return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}
+
+
+def _say_rewrites(answer: Mapping[str, Any], say: Say) -> None:
+    for line in preflight.rewrites(answer):
+        say(line)
 
 
 def write_operator(request: Request, answer: Mapping[str, Any], where: Path) -> str:

@@ -69,13 +69,9 @@ def _kernels(
 
 
 def winner_module(
-    source: str,
-    params: Mapping[str, Any],
-    request: Any,
-    answer: Mapping[str, Any],
-    note: str,
+    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str,
     folder: Path | None,
-) -> str:
+) -> str:  # fmt: skip
     """The winner as a module of its own in ``folder`` (None: in any), with the original's signature: it serves the
     calls that were tuned, and gives every other one to the original."""
     names = [row[0] for row in answer["operands"]]

@@ -88,12 +88,9 @@ def test_every_command_of_the_readme_does_what_it_says(home, capsys):
 def test_every_command_of_the_library_page_works(home, capsys):
     """The page speaks of the quickstart's operator and suite; a small family and its own stand in for them."""
     replace = {
-        "gemm_fp8_fused/g512": OPERATOR,
-        "/models/kernels": str(home / "models"),
-        "llm": "tiny",
-        "bf16": "whole",
-        "h200": "tpu7x",
-    }
+        "gemm_fp8_fused/g512": OPERATOR, "/models/kernels": str(home / "models"), "llm": "tiny",
+        "bf16": "whole", "h200": "tpu7x",
+    }  # fmt: skip
     done = []
     for line in commands("docs/library.md"):
         words = [replace.get(word, word) for word in shlex.split(line)[1:]]

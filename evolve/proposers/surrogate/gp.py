@@ -93,15 +93,9 @@ class Posterior:
     """
 
     def __init__(
-        self,
-        features: np.ndarray,
-        targets: np.ndarray,
-        scales: np.ndarray,
-        kernel: Kernel,
-        *,
-        noise: float,
+        self, features: np.ndarray, targets: np.ndarray, scales: np.ndarray, kernel: Kernel, *, noise: float,
         spare: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``features`` [observations, columns], ``targets`` [observations]; ``spare`` more may follow."""
         self._scales, self._kernel, self._noise = scales, kernel, noise
         self._middle = (features * scales).mean(axis=0)

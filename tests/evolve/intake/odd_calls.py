@@ -295,12 +295,8 @@ def main(folder: Path) -> None:
         original = globals()[name.removesuffix(".apply")]
         original = original.apply if name.endswith(".apply") else original
         called = (
-            parse(call),
-            facts[name]["operands"],
-            facts[name]["dims"],
-            None,
-            lambda served, of=original: of,
-        )
+            parse(call), facts[name]["operands"], facts[name]["dims"], None, lambda served, of=original: of,
+        )  # fmt: skip
         module = loaded_module(path)
         facts[name]["why"] = _call_error(module, own_name, *called)
         cases = odd_calls(original, made)

@@ -108,7 +108,8 @@ def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
 
     monkeypatch.setattr(child, "ask", answered)
     monkeypatch.setattr("tilewright.evolve.intake.seed_verdict.seed_failure", lambda *_: why)
-    monkeypatch.setattr("tilewright.evolve.intake.preflight.screen", lambda *_: ["space      1 point"])
+    for shown in ("screen", "rewrites"):
+        monkeypatch.setattr(f"tilewright.evolve.intake.preflight.{shown}", lambda *_: ["space      1 point"])
     assert main(["check", f"{file}:double", "--args", "f32[8, 128]"]) == code
     out = capsys.readouterr().out
     assert sentence in out and ("space" in out) == (code == 0)

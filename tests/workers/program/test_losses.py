@@ -192,12 +192,8 @@ def test_a_call_s_wrong_answer_is_found_wherever_it_lies(name: str) -> None:
 
 NORM_CODE = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())["norm"]
 HONEST = {
-    "out": "x.float() * r * w",
-    "dx": "dx",
-    "dw": "dw",
-    "dtype": "x.dtype",
-    "result": "Norm.apply(x, w)",
-}
+    "out": "x.float() * r * w", "dx": "dx", "dw": "dw", "dtype": "x.dtype", "result": "Norm.apply(x, w)",
+}  # fmt: skip
 NORMS = {
     "as it was": ({}, ""),
     "rounded at other places": ({"out": "(x * r).to(x.dtype) * w.float()"}, ""),

@@ -19,15 +19,12 @@ from tilewright.workers.runners.triton.launch_guard import (  # noqa: E402
 )
 
 FOREIGN = {
-    "cast": lambda x: x.to(torch.float16),
-    "product": lambda x: x.transpose(0, 1).dot(x),
-    "sum": lambda x: x.sum(),
-    "copy by reshape": lambda x: x.transpose(0, 1).reshape(-1),
+    "cast": lambda x: x.to(torch.float16), "product": lambda x: x.transpose(0, 1).dot(x),
+    "sum": lambda x: x.sum(), "copy by reshape": lambda x: x.transpose(0, 1).reshape(-1),
     "write by index": lambda x: x.view(-1).__setitem__(0, x[1, 1]),
-    "branch on data": lambda x: 1 if x[0, 0] > 0 else 2,
-    "truth of a value": lambda x: bool(x[0, 0]),
+    "branch on data": lambda x: 1 if x[0, 0] > 0 else 2, "truth of a value": lambda x: bool(x[0, 0]),
     "zeros of a value": lambda x: torch.zeros_like(x) + 1,
-}
+}  # fmt: skip
 ALLOWED = {
     "views": lambda x: x.view(-1)[3:9].reshape(2, 3).transpose(0, 1).unsqueeze(0).squeeze(0),
     "fresh": lambda x: (torch.empty(3, 5), torch.empty_like(x), torch.zeros((2, 2), dtype=torch.int32)),

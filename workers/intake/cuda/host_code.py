@@ -128,7 +128,8 @@ class HostCode:
 
     def call(self, name: str, given: Sequence[Any], named: Mapping[str, Any] = {}) -> Any:
         """What a host function returns for tensors and numbers. Raises Refusal."""
-        if name in self._code.kernels and {"grid", "block"} <= named.keys():
+        sized = named.keys() >= {"grid", "block"} or isinstance([*given, None][0], int | tuple)
+        if sized and name in self._code.kernels:
             return self._launch_of_python(name, given, named)
         self._code.parameters(name)
         node = self._code.hosts[name]
@@ -153,18 +154,20 @@ class HostCode:
         return None
 
     def _launch_of_python(self, name: str, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """Note a launch that Python says: ``kernel(x, n, grid=(8, 1), block=(256, 1), shared_mem=0)``, arguments in
-        a row or as a list ``args``. Raises Refusal."""
+        """Note a launch that Python says: ``kernel((8, 1), (256, 1), 0, x, n)``, with grid and block first, or
+        ``kernel(x, n, grid=(8, 1), block=(256, 1), shared_mem=0)``; arguments in a row or as a list ``args``. Raises
+        Refusal."""
         if trace := current():
             trace.left_out.append(
                 f"line {user_line()}: torch compiles no such extension; tuned is what it says"
             )
-        node = self._code.tree(name)
-        found = [getattr(v, "tensor", v) for v in (*given, *named.get("args", ()))]
+        rows, node = [*given, *named.get("args", ())], self._code.tree(name)
+        ahead = 0 if "grid" in named else max(2, len(rows) - len(self._code.kernels[name].parameters))
+        sizes = [*(named[key] for key in ("grid", "block") if key in named), *rows[:ahead]]
+        sizes += [value for key, value in named.items() if re.search("shared|smem", key)]
+        found = [getattr(v, "tensor", v) for v in rows[ahead:]]
         rows = [self._pointer(v, "", node) if isinstance(v, torch.Tensor) else v for v in found]
-        shared = next((value for key, value in named.items() if re.search("shared|smem", key)), 0)
-        sizes = [[*v] if isinstance(v, list | tuple) else v for v in (named["grid"], named["block"])]
-        self._launch(name, "", [*sizes, shared], rows, ChainMap(), node)
+        self._launch(name, "", [[*v] if isinstance(v, tuple) else v for v in sizes], rows, ChainMap(), node)
 
     def _refusal(self, node: Any, what: str = "is not followed") -> Refusal:
         return Refusal(f"host code in C++ {what}: {' '.join(node.text.decode().split())[:70]}", user_line())
@@ -486,7 +489,9 @@ class HostCode:
             raise self._refusal(node, f"calls {name}, which is not followed")
         return ways[name]()
 
-    def _pointer(self, tensor: torch.Tensor, asked: str, node: Any) -> Pointer:
+    def _pointer(self, tensor: torch.Tensor, asked: str, node: Any) -> Pointer | None:
+        if 0 in tensor.shape:  # ``torch.Tensor()`` in place of a bias: its address is null
+            return None
         own = str(tensor.dtype)[6:]
         if TYPES.get(asked, [own])[0] != own:
             raise self._refusal(node, f"takes a tensor of {own} as {asked}")

@@ -219,12 +219,9 @@ def _run_jax(
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         scope = {
-            **scope_of(call),
-            "jax": jax,
-            "jnp": jax.numpy,
-            "reference": function,
+            **scope_of(call), "jax": jax, "jnp": jax.numpy, "reference": function,
             **{n: jax.numpy.asarray(a) for n, a in in_precision(inputs, precision).items()},
-        }
+        }  # fmt: skip
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
         return [as_float64(np.asarray(leaf)) for leaf in jax.tree_util.tree_leaves(result)]
 

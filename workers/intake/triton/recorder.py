@@ -365,13 +365,10 @@ def _put_together(
 
 
 def record(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    options: Mapping[str, Any],
-    inputs: Mapping[str, torch.Tensor],
-    files: Sequence[str],
+    function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any],
+    inputs: Mapping[str, torch.Tensor], files: Sequence[str],
     views: Sequence[tuple[torch.Tensor, str, str]] = (),
-) -> Trace:
+) -> Trace:  # fmt: skip
     """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
     forget(function)
     trace = Trace({})

@@ -55,13 +55,10 @@ def _driver(part: Mapping[str, Any]) -> Any:
     """Stands in for Triton's driver."""
     return types.SimpleNamespace(
         utils=types.SimpleNamespace(get_device_properties=lambda *_: device_properties(part)),
-        get_current_target=lambda: GPUTarget("cuda", part["capability"], 32),
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device=0: 0,
-        get_active_torch_device=lambda: DEVICE,
-        get_device_interface=lambda: torch.cuda,
-        is_active=lambda: True,
-    )
+        get_current_target=lambda: GPUTarget("cuda", part["capability"], 32), get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0, get_active_torch_device=lambda: DEVICE,
+        get_device_interface=lambda: torch.cuda, is_active=lambda: True,
+    )  # fmt: skip
 
 
 class _Compiled:
