@@ -62,7 +62,10 @@ class Watch(Counted):
             if self.keep and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
                 try:
                     self._note(signature, original, *tree_flatten((args, kwargs)))
-                except Exception:  # noqa: BLE001 - a tensor of a class of its own
+                except (
+                    RuntimeError,
+                    TypeError,
+                ):  # a tensor's class has no memory or no such call; or memory is short
                     self.unkept = True
             return original(*args, **kwargs)
 

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -143,6 +143,13 @@ LEAN = 2.0**-8
 
 
 PINNED = "the launches of other kernels, straight to what was compiled"
+
+
+class Fault(NamedTuple):
+    """A change of a step's results. ``with_layers``: whether FP8 layers, if any, were installed when it was seen."""
+
+    why: str
+    with_layers: bool = True
 
 
 class Proof:
@@ -311,19 +318,19 @@ class Proof:
         while self.parts:
             before = self._trajectory(None)
             try:
-                why, layers = self._fault(before)
+                fault = self._fault(before)
             except BadStep as error:  # a fullgraph of torch.compile takes nothing that stands in for a kernel
-                why, layers = str(error), True
-            if not why:
+                fault = Fault(str(error))
+            if fault is None:
                 break
             others = [label for label in self.parts if label != self.fp8]
-            fp8 = [self.fp8] if layers and self.fp8 in self.parts else []
+            fp8 = [self.fp8] if fault.with_layers and self.fp8 in self.parts else []
             for label in fp8 or [label for label in others if label != PINNED] or others:
-                self._leave_out(label, why)
+                self._leave_out(label, fault.why)
 
-    def _fault(self, before: dict[str, Any]) -> tuple[str, bool]:
-        """What of losses and gradients from the same starts is not as it was with everything installed, and whether
-        FP8 layers were; notes the memory, too. ``before``: a run as it was."""
+    def _fault(self, before: dict[str, Any]) -> Fault | None:
+        """The change of losses or gradients from the same starts by what is installed; None where they are as they
+        were. Notes the memory, too. ``before``: a run of the step as it was."""
         everything = self._installation()
         after = self._trajectory(everything)
         others = {r.label: r.others for r in everything.replacements}
@@ -338,7 +345,7 @@ class Proof:
             own, ours = (_decibels(before["noted"], other["noted"]) for other in (again, after))
             self.notes.append(f"first results and gradients: {ours:.1f} dB (the original's own {own:.1f} dB)")
             if why := gradient_fault(before["noted"], again["noted"], after["noted"], fp8):
-                return why, True
+                return Fault(why)
         late = len(before["losses"]) - 1
         while late and trains and self.parts.keys() - {self.fp8} and not self.recorded.turns.graph:
             runs = (self._trajectory(None, late + 1, nudged=n, since=late) for n in (False, True))
@@ -346,7 +353,7 @@ class Proof:
             if _decibels(first, bits) > ROOM_DB:
                 last = self._trajectory(self._installation(self.fp8), late + 1, since=late)["noted"]
                 if why := gradient_fault(first, bits, last):
-                    return f"in step {late + 1} {why}", False
+                    return Fault(f"in step {late + 1} {why}", with_layers=False)
                 break
             late //= 2  # what a last bit throws elsewhere is nearer to itself in an earlier step
         arms: Any = ((None, False, [before]), (everything, False, [after]), (None, True, []))
@@ -368,11 +375,11 @@ class Proof:
                         break
             self.notes.append(f"results of {len(before['losses'])} steps from {starts} start(s): {found}")
             if not found.passes:
-                return f"the step's results differ by {found}", True
+                return Fault(f"the step's results differ by {found}")
         if before["peak"]:
             peaks = (f"{run['peak'] / 2**30:.2f} GiB" for run in (before, after))
             self.notes.append("peak memory " + " -> ".join(peaks))
-        return "", True
+        return None
 
     def _trajectory(
         self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False, since: int = 0

@@ -109,7 +109,8 @@ def record(
         raise BadStep(f"{program.name} launches nothing on a device")
     wall = statistics.median(walls)
     say("  timing the device, and FP8 layers")
-    turns = Turns(program, step, graph, wall)
+    busy = sum(k.seconds for k in kernels)
+    turns = Turns(program, step, graph, wall, busy)
     device = device_facts()
     rows = _rows(kernels, events, launches, recorder.generated, device["copy"])
     for row in rows:
@@ -118,7 +119,7 @@ def record(
     data = {
         "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall,
         "host_seconds": _host_seconds(step),
-        "graph": graph, "faults": faults, "busy_seconds": sum(k.seconds for k in kernels), "rows": rows,
+        "graph": graph, "faults": faults, "busy_seconds": busy, "rows": rows,
         "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
         "launches": [{
             "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,

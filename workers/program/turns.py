@@ -18,11 +18,14 @@ from tilewright.workers.program.step import Program, synchronise
 
 BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
 LEAST_ROUNDS, MOST_ROUNDS = 6, 100
+WAITS = 0.85
+"""Share of a step that the device is busy, below which its bursts are short."""
+
 MOST_EVENTS = 20
 """Steps of a burst that are timed one by one: among more, which are shorter, the events would count."""
 
 Rounds = dict[str, list[list[float]]]
-"""Seconds of a step by arm and round: of each step of the burst but the first, or their mean."""
+"""Seconds of a step by arm and round: of each step of the burst, or their mean."""
 
 
 def burst_steps(seconds: float) -> int:
@@ -45,15 +48,14 @@ def burst_seconds(step: Callable[[], Any], count: int) -> float:
 
 
 def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
-    """Seconds of each of ``count`` steps in a row but the first, which follows a wait, by the device; their mean where
-    these are many, or its events do not see them: on a stream of their own, or without a GPU."""
-    if not torch.cuda.is_available() or count > MOST_EVENTS:
-        return [burst_seconds(step, count)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-    waiting = iter(events)
-    mean = burst_seconds(lambda: (step(), next(waiting).record()), count)
-    found = [1e-3 * a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    return found if sum(found) > 0.8 * (count - 1) * mean else [mean]
+    """Seconds of each of ``count`` steps in a row, by the device. One before them is not counted: it follows a wait."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    synchronise()
+    for event in events:
+        step()
+        event.record()
+    synchronise()
+    return [1e-3 * a.elapsed_time(b) for a, b in itertools.pairwise(events)]
 
 
 def take_turns(
@@ -73,10 +75,18 @@ def take_turns(
 
 
 class Turns:
-    """The started step of a program, or where the launches lie in a CUDA graph (``graph``), one of each burst."""
+    """The started step of a program, or where the launches lie in a CUDA graph (``graph``), one of each burst.
+    ``seconds``: of a step, ``busy``: those of them in which the device runs; bursts are half as long where it often
+    waits for the host, whose speed drifts from one second to the next."""
 
-    def __init__(self, program: Program, step: Callable[[], Any], graph: bool, seconds: float) -> None:
+    def __init__(
+        self, program: Program, step: Callable[[], Any], graph: bool, seconds: float, busy: float = math.inf
+    ) -> None:
         self._program, self._own, self.graph, self._seconds = program, step, graph, seconds
+        self._count = burst_steps(seconds if graph or busy > WAITS * seconds else 2 * seconds)
+        # its events do not see steps on a stream of their own
+        self._each = torch.cuda.is_available() and self._count <= MOST_EVENTS
+        self._each = self._each and sum(steps_seconds(step, LEAST_BURST)) > 0.7 * LEAST_BURST * seconds
 
     def rounds(self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
@@ -85,7 +95,7 @@ class Turns:
         not counted. What this process holds beside the program is no garbage to look through: that takes as long as a
         burst, in some of them.
         """
-        count = burst_steps(self._seconds)
+        count = self._count
         if seconds:
             fits = int(seconds / ((least + 1) * len(arms) * max(self._seconds, 1e-6))) - 1
             count = max(min(LEAST_BURST, count), min(count, fits))
@@ -113,8 +123,10 @@ class Turns:
         """A program that is captured is captured anew: where its memory lies changes its time by 0.2 %."""
         with (installation or Installation([])).installed():
             step = self._program.started() if self.graph else self._own
+            if self._each:
+                return steps_seconds(step, count)
             step()
-            return steps_seconds(step, count)
+            return [burst_seconds(step, count)]
 
 
 def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:

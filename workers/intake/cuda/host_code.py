@@ -489,7 +489,9 @@ class HostCode:
             raise self._refusal(node, f"calls {name}, which is not followed")
         return ways[name]()
 
-    def _pointer(self, tensor: torch.Tensor, asked: str, node: Any) -> Pointer:
+    def _pointer(self, tensor: torch.Tensor, asked: str, node: Any) -> Pointer | None:
+        if 0 in tensor.shape:  # ``torch.Tensor()`` in place of a bias: its address is null
+            return None
         own = str(tensor.dtype)[6:]
         if TYPES.get(asked, [own])[0] != own:
             raise self._refusal(node, f"takes a tensor of {own} as {asked}")

@@ -12,14 +12,14 @@ from tilewright.fitness import elements, gates
 from tilewright.workers.intake.operator import LEAST_CODES, Operand, Result, TakenOperator, as_result, is_code
 
 EXPECTED_DB: Mapping[str, float] = {"float64": 100.0, "float32": 90.0, "float16": 60.0, "bfloat16": 45.0}
-"""What one rounding to a dtype leaves, with room; by the narrowest dtype of operands and results."""
+"""SNR in dB after one rounding, with room; by the narrowest dtype of operands and results."""
 
 PRODUCTS_DB: Mapping[str, float] = {"float32": 54.0, "float8": 60.0, "float16": 84.0, "int8": 90.0}
 """What products of matrices leave of a float32 result on a GPU: it keeps 10 bits of each float32 factor, and 14 bits
 of sums of float8 products; products of 16 bits are exact and their sums, as integers, nearly so."""
 
 ROOM_DB = 14.0
-"""Roundings within a recipe, between its steps, may cost this much beside."""
+"""dB that roundings between the steps of a recipe may cost beside."""
 
 _KIND: Mapping[str, str] = {
     "int8": "int8", "uint8": "int8", "float16": "float16", "bfloat16": "float16",
@@ -30,10 +30,13 @@ ENOUGH = 4
 """Readings whose largest error says what others will show, within a factor of two; of fewer, of four."""
 
 OWN_ROOM_DB = 10.0
-"""So much better than a wider result's own bar a seed must be for it to hold: what a target's functions may cost."""
+"""dB by which a seed must pass a wider result's bar for this to hold: a target's functions may cost as much."""
+
+CERTAIN, ONE_APART = 6.0, 0.15
+"""How many times what chance makes of it a factor must be; how far from 1 what a size times its logarithm may be."""
 
 CAP: Mapping[str, float] = {"float64": 2.0**-20, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
-"""Most that one element may be off, as a share of what is usual around it."""
+"""Largest error of one element, as a share of the size usual around it; by dtype."""
 
 
 @dataclass
@@ -50,7 +53,7 @@ class Reading:
 
 
 def read(output: np.ndarray, reference: np.ndarray) -> Reading:
-    """Of a float output; what is no number must be the same in both."""
+    """The reading of a float output; NaN and infinities must be the same in both."""
     if (pair := elements.finite(output, reference)) is None:
         at = np.unravel_index(int(np.argmax(~np.isfinite(reference))), output.shape or (1,))
         seen, due = (float(array.reshape(output.shape or (1,))[at]) for array in (output, reference))
@@ -80,16 +83,16 @@ def read(output: np.ndarray, reference: np.ndarray) -> Reading:
 
 @dataclass(frozen=True)
 class Bar:
-    """A float output's bounds."""
+    """Bounds of a float output: least SNR in dB, and ``worst`` of a gate (None: rounding alone)."""
 
     min_db: float
     worst: float | None
     own_db: float = np.inf
-    """What the seed itself reaches, where it is less than its types leave."""
+    """SNR in dB of the seed itself, where it is below what its dtypes explain."""
 
 
 def factors(operands: Sequence[Operand], dims: Mapping[str, int]) -> str:
-    """The kind of what products multiply, a key of ``PRODUCTS_DB``: the widest of the two largest matrices."""
+    """The kind of a product's factors, a key of ``PRODUCTS_DB``: the widest of the two largest matrices."""
     matrices = [o for o in operands if len(o.shape) > 1 and o.dtype != "bool"]
     largest = sorted(matrices, key=lambda o: -math.prod(o.sizes(dims)))[:2]
     found = {_KIND.get(o.dtype, "float32") for o in largest}
@@ -138,6 +141,30 @@ def bar(
     return Bar(round(float(min_db), 1), share, least if least < expected else np.inf), ""
 
 
+def divisor_apart(shapes: Sequence[tuple[Mapping[str, int], np.ndarray, np.ndarray]]) -> str:
+    """How a kernel and its reference divide by numbers one apart: their answers to normal inputs then differ by a
+    factor that nears 1 as a size grows; empty where they do not. ``shapes``: sizes, float output, answer of each.
+
+    Rounding makes no such factor, and bounds that are widened by the seed's own error would hide it.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for dims, output, answer in shapes:
+        if not (pair := elements.finite(output, answer)) or not np.any(pair[1]):
+            continue
+        seen, due = (a.astype(np.float64).ravel() for a in pair)
+        factor = float(seen @ due) / (square := float(due @ due))
+        unsure = float(np.linalg.norm(seen - factor * due)) / math.sqrt(square * due.size)
+        if factor > 0 and abs(1 - factor) > CERTAIN * unsure:
+            for name, size in dims.items():
+                found.setdefault(name, {})[size] = factor
+    for name, by_size in found.items():
+        apart = [abs(size * math.log(factor)) for size, factor in by_size.items()]
+        if len(apart) > 1 and any(all(abs(n / by - 1) < ONE_APART for n in apart) for by in (1.0, 0.5)):
+            listed = " and ".join(f"{f:.6g} times where {name} = {n}" for n, f in by_size.items())
+            return f"it is {listed}, as if kernel and reference divided by numbers one apart, {name} and {name} + 1"
+    return ""
+
+
 def bar_of_text(
     readings: Sequence[Reading], operands: Sequence[str], result: str, products: str, source: str
 ) -> tuple[Bar | None, str, str]:
@@ -168,7 +195,7 @@ def element_text(reading: Reading) -> str:
 def wrong(
     outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()
 ) -> str:
-    """A coarse look: another function, or a shape outside the kernel's domain; no judgement of precision."""
+    """A gross error of the outputs in a sentence, "" for none; precision is not judged."""
     for number, (output, answer) in enumerate(zip(outputs, answers, strict=False)):
         if output.shape != answer.shape:
             return f"result {number} has shape {list(output.shape)}, the reference's {list(answer.shape)}"

@@ -26,7 +26,7 @@ FAR = 6
 taken as a power of two rounds its argument, at 3072 by more than float32 sums explain."""
 
 TINY = 2.5
-"""A row of values around 2^(-2.5 spread), where what is added under a root counts."""
+"""Exponent, over the spread, of a tiny row: around 2^(-2.5 spread) a number added under a root counts."""
 
 APART = 4
 """Outliers of several operands lie at places of different remainders by this, so that no two of them are multiplied."""
@@ -34,7 +34,7 @@ APART = 4
 USUAL_SPREAD = 4
 
 WAYS = 9
-"""Of which a padded operand's rows have one in turn; the last is as it was drawn."""
+"""Ways of padding that a padded operand's rows have in turn; the last leaves a row as it was drawn."""
 
 FORMS, CIRCLE = 7, 6
 """Forms of a padded operand, and that of which two operands that are alike are cosines and sines together."""
@@ -43,10 +43,10 @@ MANY, MOST = 32, 16
 """Rows for which there are more outliers, another tiny row and row of zeros, and the most there are of each."""
 
 TRIED = 8
-"""Places that are tried for an outlier, of the operand's own remainder and then of any."""
+"""Number of places tried for an outlier, first with the operand's own remainder, then with any."""
 
 FAINT = (1.0, 8.0, 2.0**-10, 2.0**-20)
-"""Tiny rows are so many times as large again, in turn: what stands for a scale of nothing (1e-5, 1e-8) shows."""
+"""Factors on tiny rows, in turn: a constant that stands for a scale of nothing (1e-5, 1e-8) shows."""
 
 ONE_SIDE = 8.0
 """Rows of one sign are so many standard deviations from zero: beyond every value. Some are 16 times as far."""
@@ -68,12 +68,12 @@ these that it bears: of 54, sums of thousands of squares are numbers. One of eig
 below what is normal in float32; a quarter of the ``huge`` rows is below zero; ``lone``: one operand is huge."""
 
 NARROW_EXTREME = {"faint": 11, "huge": 11, "lone": 11}
-"""The powers for float16."""
+"""The same powers for float16."""
 
 DENORMAL = 2.0**-16
 
 SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": (np.nan,)}
-"""Kinds with what is no number, some of a few rows each, and negative zeros in others."""
+"""Kinds with infinities or NaN in a few rows each, and negative zeros in others."""
 
 SURE = 64.0
 """What is no number, in one operand, meets others that are so much larger: a softmax gives most of them no weight."""
@@ -81,7 +81,7 @@ SURE = 64.0
 SIGNED, USUAL, ALIKE, PADDED, TIES = "signed", "usual", "alike", "padded", "ties"
 
 LARGEST_CODES = (127.0, 448.0)
-"""Of int8 and of e4m3: rows whose largest value is one, times a power of two, have exact scales."""
+"""Largest codes of int8 and e4m3: rows whose largest value is one of them times 2^n have exact scales."""
 
 ROWS: Mapping[str, Sequence[str]] = {
     **{kind: (kind,) for kind in SPECIAL},
@@ -202,7 +202,7 @@ def draws(
 
 
 def family(kind: str) -> str:
-    """A kind without what stands behind a dash."""
+    """The name of a kind before its dash."""
     return kind.partition("-")[0]
 
 
