@@ -19,7 +19,7 @@ from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.judge.reference import reference_results
-from tilewright.workers.intake.operator import Result
+from tilewright.workers.intake.operator import Result, known_values
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
 
@@ -349,12 +349,12 @@ def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
         return sums
 
     tensors = {o.name: torch.zeros(o.sizes(dims), dtype=getattr(torch, o.dtype)) for o in seed.site.operands}
+    known = known_values(seed.site.operands, dims)
     for operand in (o for o in seed.site.operands if not tensors[o.name].is_floating_point()):
-        sizes = operand.sizes(dims)
-        own = operand.values and kept_value(
-            operand.values, label_of(dims), operand.name, operand.dtype, sizes
-        )
-        if not isinstance(own, np.ndarray):
+        own, sizes = known.get(operand.name), operand.sizes(dims)
+        if own is None and operand.values:
+            own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, sizes)
+        if own is None:
             return 0  # numbers may say how long a loop is
         tensors[operand.name] = torch.from_numpy(own)
     changed: dict[str, Any] = {
