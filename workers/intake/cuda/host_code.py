@@ -482,7 +482,12 @@ class HostCode:
                 "strides": lambda: list(held.stride()), "get_device": lambda: None,
             }  # fmt: skip
             if name not in ways and hasattr(held, name):
-                return _of_torch(getattr(held, name), given)
+                try:
+                    return _of_torch(getattr(held, name), given)
+                except TypeError as error:  # in C++ it takes other arguments
+                    raise self._refusal(
+                        node, f"calls {name} with what torch's Python does not take"
+                    ) from error
         else:
             ways = {}
         if name not in ways:
