@@ -22,9 +22,10 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' fitness seeds wor
 # Chromium beside the packages, the type check beside the layers
 MAKEFLAGS += -j2
 
+# Python's own pip fills the environment where there is one: to unpack another takes several seconds.
 $(BIN)/uv:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
+	@$(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip uv \
+	  || { $(PYTHON) -m venv --clear $(VENV) && $(BIN)/python -m pip install --quiet uv; }
 
 $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) -e '.[tpu,ui]'

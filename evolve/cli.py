@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--evaluations", type=int, help="budget of evaluations")
     run.add_argument("--llm-model", help="language model that proposes candidates beside the other proposers")
     run.add_argument(
-        "--llm-base-url", help="OpenAI-compatible endpoint of the model; the key comes from the environment"
+        "--llm-base-url", help="the model's OpenAI-compatible endpoint; its key: from the environment"
     )
     run.add_argument(
         "--llm-replay",
@@ -190,15 +190,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--verbose", action="store_true", help="show the whole bill")
     report = add("report", _report, "write the report of a campaign as one HTML file")
     report.add_argument("--output", type=Path, help="file to write (default: beside the journal)")
-    doctor = add(
-        "doctor", _doctor, "check which targets this machine can use, and what it lacks for the others"
-    )
+    doctor = add("doctor", _doctor, "check which targets this machine can use, and what the others lack")
     doctor.add_argument("--target", help="check only this target; exit with 2 if it cannot be used")
     ui = add("ui", _ui, "serve the MLflow UI on the campaigns")
     ui.add_argument("--port", type=int, default=5000, help="first port to try (default: 5000)")
-    ui.add_argument(
-        "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)"
-    )
+    ui.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
     for command, default in (
         (resume, "the newest"),
         (status, "one line for each campaign"),
@@ -211,7 +207,6 @@ def _parser() -> argparse.ArgumentParser:
     add_intake_commands(commands, _tell)
     add_program_command(commands)
     for listed in commands._choices_actions:
-        # argparse lists a command's sentence, and its own help leaves it out.
         commands.choices[listed.dest].description = f"{str(listed.help)[0].upper()}{str(listed.help)[1:]}."
     for name, command in commands.choices.items():
         command.epilog = f"example: tilewright {EXAMPLES[name]}"
@@ -240,9 +235,8 @@ class _Parser(argparse.ArgumentParser):
         choices = next(action.choices for action in self._actions if action.dest == "command")
         command = dict(choices or {})[parsed.command]
         close = difflib.get_close_matches(left[0], list(command._option_string_actions), n=1)
-        command.error(
-            f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {close[0]!r}?" if close else "")
-        )
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(left)}{hint}")
 
 
 class _Version(argparse.Action):
@@ -265,6 +259,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
         if not separator or not key:
             raise UserError(f"--set: {item!r} must be KEY=VALUE.")
         overrides[key] = read_yaml(text, f"--set {key}: {text!r}")
+    recording = arguments.llm_replay  # the path of a journal is made absolute, for a resume from any folder
     for key, value in (
         ("target", arguments.target),
         ("seed", arguments.seed),
@@ -272,16 +267,11 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
         ("workers.address", arguments.address),
         ("llm.model", arguments.llm_model),
         ("llm.base_url", arguments.llm_base_url),
-        ("llm.replay", _recording(arguments.llm_replay)),
+        ("llm.replay", recording if not Path(recording or ".").is_file() else str(Path(recording).resolve())),
     ):
         if value is not None:
             overrides[key] = value
     return overrides
-
-
-def _recording(source: str | None) -> str | None:
-    """The absolute path of a journal, so that the campaign can be resumed from any folder; an id stays as it is."""
-    return str(Path(source).resolve()) if source is not None and Path(source).is_file() else source
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -387,9 +377,7 @@ def _remove(arguments: argparse.Namespace) -> int:
             raise UserError(f"campaign {folder.name}: {folder} cannot be deleted; delete it by hand.")
         _say(f"deleted {folder.name} ({size})")
     if not arguments.mlflow:
-        _say(
-            "MLflow keeps its own copy (with --mlflow, rm had deleted that): delete its runs in 'tilewright ui'"
-        )
+        _say("MLflow keeps its own copy (rm --mlflow had deleted that): delete its runs in 'tilewright ui'")
     return 0
 
 
@@ -399,8 +387,7 @@ def _sizes(arguments: argparse.Namespace) -> int:
         _say(f"{bytes_text(bytes_of(folder)):>10}  {folder.name}")
     kept = [home / "mlflow.db", *(home / "mlartifacts").rglob("*")]
     size = sum(path.lstat().st_size for path in kept if path.is_file())
-    empty = " (an empty database takes 1 MiB)" if size and not campaigns(home) else ""
-    _say(f"{bytes_text(size):>10}  MLflow of all campaigns{empty}")
+    _say(f"{bytes_text(size):>10}  MLflow of all campaigns (an empty database takes 1 MiB)")
     return 0
 
 
@@ -441,14 +428,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
     target, healthy = arguments.target, True
     usable: list[str] = []
     if target is None:
-        _say(
-            "ok: works; –: not here, and only what it names needs it; no: not here, and every campaign needs it"
-        )
+        _say("ok: works; –: not here, only what it names needs it; no: not here, every campaign needs it")
     for finding in examine(home_folder(arguments.home)) if target is None else [examine_target(target)]:
         healthy = healthy and (finding.good or not finding.needed)
-        usable += [finding.part.removeprefix("target ")] * (
-            finding.good and finding.part.startswith("target ")
-        )
+        if finding.good and finding.part.startswith("target "):
+            usable.append(finding.part.removeprefix("target "))
         mark = "ok  " if finding.good else "no  " if finding.needed else "–   "
         _say(f"{mark} {finding.part}: {finding.sentence}")
     if target is None:

@@ -136,9 +136,6 @@ def objection(
         nothing = (usual.reshape(-1, columns) == 0) & (wanted == 0)
         if (place := _first(nothing & (found != 0))) is not None:
             return f"element {_index(place, output)} is not zero, though all its products are"
-    extras = slack is not None or allowed.rounded or allowed.rare is not None
-    if not extras and _surely_explained(found, wanted, output.dtype, allowed):
-        return None
     rounded, unit = _rounded(wanted, output.dtype)
     around = _around(wanted)
     if slack is not None:
@@ -165,23 +162,31 @@ def _objection(
     """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place; ``lost``
     counts as noise that is to be expected."""
     with np.errstate(all="ignore"):
-        error = np.abs(found - wanted)
-        excess = error - (unit + np.abs(rounded - wanted) + allowed.worst * around)
-        if (place := _first(excess > 0)) is not None:
+        error, once = np.abs(found - wanted), np.abs(rounded - wanted)
+        beyond = np.nonzero(error > unit)  # few are, and the others are explained
+        excess = error[beyond] - (unit[beyond] + once[beyond] + allowed.worst * around[beyond])
+        if (first := _first(excess > 0)) is not None:
+            place = tuple(int(n[first]) for n in beyond)
             share = error[place] / around[place] if around[place] else np.inf
             return f"element {_index(place, output)} is off by {share:.2g} of what is usual around it"
         if allowed.rare is not None:
-            off = np.count_nonzero(error > unit + np.abs(rounded - wanted) + ROUNDED * around)
+            off = np.count_nonzero(error > unit + once + ROUNDED * around)
             if off > 2 + allowed.rare * error.size:
                 return f"{off} of {error.size} elements are off by more than sums explain"
-        bar = np.where(found == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
-        flipped = (np.sign(found) != np.sign(rounded)) & (np.abs(wanted) > bar * around + unit)
-        if (place := _first(flipped)) is not None:
+        unlike = np.nonzero(~(found * rounded > 0))
+        seen, due = found[unlike], rounded[unlike]
+        bar = np.where(seen == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
+        flipped = (np.sign(seen) != np.sign(due)) & (
+            np.abs(wanted[unlike]) > bar * around[unlike] + unit[unlike]
+        )
+        if (first := _first(flipped)) is not None:
+            place = tuple(int(n[first]) for n in unlike)
             what = "zero" if found[place] == 0 else "of the wrong sign"
             return f"element {_index(place, output)} is {what}"
-        lost = np.hypot(allowed.worst / 8 * around, lost)
-        if allowed.rounded and (db := excess_noise(found, wanted, rounded, unit, lost, output)):
-            return f"{db:.1f} dB more noise than rounding makes"
+        if allowed.rounded:
+            lost = np.hypot(allowed.worst / 8 * around, lost)
+            if db := excess_noise(found, wanted, rounded, unit, lost, output):
+                return f"{db:.1f} dB more noise than rounding makes"
     return None
 
 
@@ -226,11 +231,14 @@ def _leans(error: np.ndarray, wanted: np.ndarray, room: np.ndarray, around: np.n
     ``room``: what one error may be; half of it is taken as a standard deviation, and six of them as chance. Where one
     product makes up a sum, its rounding goes with the answer, by a share far below ``LEAN``.
     """
-    size = np.abs(wanted) / np.where(around > 0, around, 1.0)
-    for most in LEANING:
+    size = (np.abs(wanted) / np.where(around > 0, around, 1.0)).ravel()
+    error, wanted, room = error.ravel(), wanted.ravel(), room.ravel()
+    for most in reversed(LEANING):  # each is a part of those before
         some = (size <= most) & (wanted != 0)
-        lean, chance = error[some] @ wanted[some], np.linalg.norm(wanted[some] * room[some]) * 3.0
-        if some.sum() >= FEW and not abs(lean) <= max(chance, LEAN * float(wanted[some] @ wanted[some])):
+        if not some.all():
+            error, wanted, room, size = error[some], wanted[some], room[some], size[some]
+        lean, chance = error @ wanted, np.linalg.norm(wanted * room) * 3.0
+        if size.size >= FEW and not abs(lean) <= max(chance, LEAN * float(wanted @ wanted)):
             return True
     return False
 
@@ -246,23 +254,6 @@ def _one_way(output: np.ndarray, wanted: np.ndarray, most: float) -> str | None:
         if count > most * found.size and all(map(_agree, sums)) and len(np.unique(wanted)) >= DISTINCT:
             return f"errors go one way, {what}, by {count / found.size:.2g} of a last place"
     return None
-
-
-def _surely_explained(found: np.ndarray, wanted: np.ndarray, dtype: np.dtype, allowed: Allowance) -> bool:
-    """Whether tiles alone show that nothing is to be objected: a third of the work, and most outputs are right.
-
-    An element within ``worst`` is not off, and one whose error is within ``sign``, that is no zero and whose reference
-    does not round to zero is not of another sign. Where this says False nothing is known yet.
-    """
-    if dtype.kind in "iub":
-        return False
-    with np.errstate(all="ignore"):
-        error = np.abs(found - wanted)
-        tiles = _tiles(wanted)
-        near = _reduced(np.maximum, error) <= min(allowed.worst, allowed.sign) * tiles
-        zeros = (found == 0) & (wanted != 0)
-        faintest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-        return bool(near.all() and not zeros.any() and allowed.sign * float(tiles.min()) >= faintest)
 
 
 def finite(output: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -383,8 +374,9 @@ def _rounded(wanted: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     top, least, flushed = float(kind.max), float(kind.tiny), _flushed(dtype)
     held = np.clip(wanted, -top, top)
     with np.errstate(all="ignore"):
-        exponent = np.floor(np.log2(np.maximum(np.abs(held), least)))
-        unit = np.exp2(exponent) * float(kind.eps)
+        size = np.maximum(np.abs(held), least)
+        power = (size.view(np.int64) & (0x7FF << 52)).view(np.float64)  # the exponent's bits alone
+        unit = power * float(kind.eps)
         unit = np.where(np.abs(held) < flushed, unit + flushed, unit)
         return held.astype(dtype).astype(np.float64), unit
 
@@ -403,19 +395,12 @@ def _around(wanted: np.ndarray) -> np.ndarray:
 
 def _tiles(wanted: np.ndarray) -> np.ndarray:
     """Root mean square of the reference by tile: float64 [tile rows, tile columns]."""
-    rows, columns = wanted.shape
-    square = wanted * wanted
-    high, wide = (np.diff(np.append(np.arange(0, size, TILE), size)) for size in (rows, columns))
+    square, edges = wanted * wanted, [np.arange(0, size, TILE) for size in wanted.shape]
+    high, wide = (np.diff(np.append(at, size)) for at, size in zip(edges, wanted.shape, strict=True))
     least = FAINT * float(np.sqrt(square.mean()))
-    tiles: np.ndarray = np.maximum(np.sqrt(_reduced(np.add, square) / np.outer(high, wide)), least)
+    sums = np.add.reduceat(np.add.reduceat(square, edges[0], axis=0), edges[1], axis=1)
+    tiles: np.ndarray = np.maximum(np.sqrt(sums / np.outer(high, wide)), least)
     return tiles
-
-
-def _reduced(combine: np.ufunc, values: np.ndarray) -> np.ndarray:
-    """Reduction of the elements of each tile by ``combine``: [tile rows, tile columns]."""
-    down, across = (np.arange(0, size, TILE) for size in values.shape)
-    made: np.ndarray = combine.reduceat(combine.reduceat(values, down, axis=0), across, axis=1)
-    return made
 
 
 def _reach(wanted: np.ndarray) -> np.ndarray:

@@ -31,10 +31,6 @@ Where = Mapping[str, Sequence[np.ndarray]]
 K = TypeVar("K")
 V = TypeVar("V")
 
-ENTRIES = 5
-"""(shape, seed, kind) triples that are kept: those of one evaluation and of the further shapes of a new best, since a
-campaign uses a seed for a few candidates in a row."""
-
 
 class Latest(Generic[K, V]):
     """A cache of the latest values by key, for several threads: each value is made once, and other keys do not wait."""
@@ -58,10 +54,13 @@ class Latest(Generic[K, V]):
 
 
 class Truth:
-    """A cache of one operator's inputs and references, for several threads."""
+    """A cache of one operator's inputs and references, for several threads, since a campaign uses a seed for a few
+    candidates in a row."""
 
-    def __init__(self, operator: Operator, most: int = ENTRIES) -> None:
-        self._operator = operator
+    def __init__(self, operator: Operator, most: int = 0) -> None:
+        """``most``: (shape, seed, kind) triples to keep; by default those of one evaluation and of a new best's
+        further shapes."""
+        self._operator, most = operator, most or len(operator.input_kinds) + 2
         self._inputs: Latest[tuple[str, int, int, str], Arrays] = Latest(most)
         self._references: Latest[tuple[str, int, int, str], dict[str, Arrays]] = Latest(most)
 

@@ -110,6 +110,14 @@ class Intake:
                 return self._process.communicate(timeout=max(1.0, left))
         raise subprocess.TimeoutExpired(self.program, seconds)
 
+    @property
+    def step(self) -> str:
+        """What it does now; empty when it has ended."""
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{self._process.pid}/comm").read_text().strip()
+            return name if " " in name else "starting"
+        return ""
+
     def close(self) -> None:
         """Kill it, where it still runs."""
         self._process.kill()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Any, argparse.Namespace], int]
 
-BEAT = 20.0
-"""Seconds between two lines of a work that says nothing itself."""
+STEP, BEAT = 5.0, 20.0
+"""Seconds between two looks at what a child does, and between two lines where it does the same."""
 
 
 def add_commands(commands: Any, tell: Tell) -> None:
@@ -80,11 +80,19 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _beats(place: str) -> contextlib.AbstractContextManager[None]:
-    """Lines while a function is read in, which may take minutes."""
-    began = time.monotonic()
-    text = f"reading {place} in and checking it"
-    return heartbeat(BEAT, lambda: _say(f"{text}: {duration_text(time.monotonic() - began)}"))
+def _beats(place: str, intake: Intake) -> contextlib.AbstractContextManager[None]:
+    """Lines while a function is read in, which may take minutes: of each step, and now and then of a long one."""
+    began = said = time.monotonic()
+    last = ""
+
+    def beat() -> None:
+        nonlocal said, last
+        now, step = time.monotonic(), intake.step or "judging it as a seed"
+        if step != last or now - said >= BEAT:
+            _say(f"reading {place} in: {step} ({duration_text(now - began)})")
+            said, last = now, step
+
+    return heartbeat(STEP, beat)
 
 
 def _say(line: str) -> None:
@@ -190,7 +198,7 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
         with device_for(target) as device:
             if device is not None:
                 device.expect_reference()
-            with _beats(arguments.place):
+            with _beats(arguments.place, intake):
                 answer = prepare(request, target, where, _say, intake, overrides)
             write_files(where, plan.files)
             if plan.files:  # they lie in the operator's folder from now on
@@ -241,7 +249,7 @@ def _check(arguments: argparse.Namespace) -> int:
         started_intake(name, arguments.place) as intake,
         tempfile.TemporaryDirectory(prefix="tilewright-plan-") as folder,
         contextlib.ExitStack() as stack,
-        _beats(arguments.place),
+        _beats(arguments.place, intake),
     ):
         # what the command imports takes as long as what the child does
         from tilewright.evolve.intake import preflight

@@ -221,7 +221,7 @@ def tilewright_imported(file: str, root: str, module: str, name: str, again: boo
         elif found is None:
             spec = importlib.util.spec_from_file_location(f"{module}_original", file)
             assert spec is not None and spec.loader is not None
-            found = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = found = importlib.util.module_from_spec(spec)  # where dataclasses look
             sys.path.append(root)
             spec.loader.exec_module(found)
         made = getattr(found, "get_init_inputs", list)

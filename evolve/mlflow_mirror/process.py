@@ -79,9 +79,7 @@ def mirror_command(
 def mirror_environment(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` with MLflow's settings, and this project importable."""
     root = str(Path(tilewright.__file__).parent.parent)
-    inherited = env.get("PYTHONPATH")
-    path = f"{root}{os.pathsep}{inherited}" if inherited else root
-    return {**env, **SETTINGS, "PYTHONPATH": path}
+    return {**env, **SETTINGS, "PYTHONPATH": os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))}
 
 
 class MirrorProcess:
@@ -145,22 +143,16 @@ class Progress:
 
 def read_progress(journal_path: Path) -> Progress:
     try:
-        known = json.loads(journal_path.with_name(PROGRESS).read_text(encoding="utf-8"))
-        # older mirrors wrote a key more
-        return Progress(**{name: known[name] for name in vars(Progress()) if name in known})
+        return Progress(**json.loads(journal_path.with_name(PROGRESS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return Progress()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 everything is in MLflow, 1 it is not, 2 the journal cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tilewright.evolve.mlflow_mirror.process", description=__doc__
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("journals", type=Path, nargs="+", metavar="JOURNAL")
-    parser.add_argument(
-        "--uri", help="MLflow store (default: MLFLOW_TRACKING_URI, else beside the campaigns)"
-    )
+    parser.add_argument("--uri", help="MLflow store (default: MLFLOW_TRACKING_URI, else by the campaigns)")
     parser.add_argument("--artifacts", type=Path, help="folder of artifacts for a local store")
     parser.add_argument("--parent", type=int, help="follow until this process ends")
     arguments = parser.parse_args(argv)
@@ -230,10 +222,8 @@ class Follower:
                     self._sleep(pause)
                     pause = min(2 * pause, BACKOFF_SECONDS[1])
                 if self._out_of_time():
-                    log.error(
-                        "the next mirror, or 'tilewright ui', writes the rest: %s",
-                        problem or "this run ended",
-                    )
+                    why = problem or "this run ended"
+                    log.error("the next mirror, or 'tilewright ui', writes the rest: %s", why)
                     return False
 
     def _connect(self, journal: Journal) -> Mirror | None:
@@ -336,10 +326,8 @@ def being_mirrored(journal_path: Path) -> bool:
     try:
         with open(journal_path.with_name(LOCK), "r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return False
 
 

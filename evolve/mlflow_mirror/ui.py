@@ -67,8 +67,7 @@ def serve_ui(
     known = campaigns(home)[::-1]
     wanted = campaign or next((c for c in known if _wants_mlflow(c / JOURNAL)), next(iter(known), None))
     if uri.startswith(("http:", "https:")):
-        page = _page(wanted, uri)
-        if not page:
+        if not (page := _page(wanted, uri)):
             raise UserError(f"MLFLOW_TRACKING_URI: {uri} is a server already; open it in a browser.")
         print_line(f"MLflow: {link(uri, page)}")
         return 0
@@ -93,9 +92,7 @@ def serve_ui(
                 while not _page(wanted, uri) and children[0].poll() is None and time.monotonic() < deadline:
                     time.sleep(POLL_SECONDS)
             if not _exists(uri):
-                reason = (
-                    "the mirror could not make one; see mirror.log of the campaign" if late else NO_CAMPAIGN
-                )
+                reason = "see mirror.log of the campaign" if late else NO_CAMPAIGN
                 raise UserError(f"no MLflow store at {uri}; {reason}.")
             command = server_command(home, uri, host, chosen)
             server = _start(command, {**environment, **SERVER_SETTINGS}, output)
@@ -144,13 +141,11 @@ def delete_runs(campaign: Path, home: Path) -> str:
 def closing_link(campaign: Path, home: Path) -> str | None:
     """The last line of a run: a link to the campaign in MLflow, after the command that serves it."""
     uri = store_uri(home)
-    page = _page(campaign, uri)
-    if not page:
+    if not (page := _page(campaign, uri)):
         return None
-    served = uri.startswith(("http:", "https:"))
-    return (
-        f"MLflow: {link(uri, page)}" if served else f"MLflow: 'tilewright ui {campaign.name}' prints its link"
-    )
+    if uri.startswith(("http:", "https:")):
+        return f"MLflow: {link(uri, page)}"
+    return f"MLflow: 'tilewright ui {campaign.name}' prints its link"
 
 
 def link(address: str, page: str) -> str:
@@ -220,10 +215,8 @@ def free_port(host: str, port: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, candidate))
-            except (socket.gaierror, UnicodeError) as error:
-                raise nowhere from error
-            except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL:
+            except (OSError, UnicodeError) as error:
+                if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
                     raise nowhere from error
                 continue
             return candidate

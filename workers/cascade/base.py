@@ -62,7 +62,6 @@ class Cascade:
         race: Race | None = None,
         only: Collection[str] | None = None,
         within: tuple[str, ...] = (),
-        on_stage: Callable[[Stage], None] | None = None,
     ) -> Evaluation:
         """Judge one genome.
 
@@ -75,7 +74,7 @@ class Cascade:
         measured = _kept_workloads(self._suite.timed(scope), kept)
         if not measured:
             raise ValueError(f"none of the {scope} workloads is among {sorted(kept or ())}")
-        spent, found = _Spending(on_stage, self._cpu_seconds), Findings()
+        spent, found = _Spending(self._cpu_seconds), Findings()
         stage, failure = Stage.DIALECT, None
         try:
             with temporary_folder(self._scratch) as folder:
@@ -111,7 +110,7 @@ class Cascade:
             self._launcher.close()
 
     def _judge(
-        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         """The stage that decided, and why the candidate failed there (None: it passed)."""
         raise NotImplementedError
@@ -169,8 +168,8 @@ class Cascade:
 class _Spending:
     """Clock of one evaluation: its seconds by stage."""
 
-    def __init__(self, on_stage: Callable[[Stage], None] | None, processors: Callable[[], float]) -> None:
-        self._on_stage, self._processors = on_stage, processors
+    def __init__(self, processors: Callable[[], float]) -> None:
+        self._processors = processors
         self._began = self._entered = time.monotonic()
         self._cpu = processors()
         self._stage: Stage | None = None
@@ -179,8 +178,6 @@ class _Spending:
     def enter(self, stage: Stage) -> None:
         self._leave()
         self._stage = stage
-        if self._on_stage is not None:
-            self._on_stage(stage)
 
     def end(self, device: float, beside: float = 0.0) -> tuple[float, dict[str, float]]:
         """(seconds of wall clock, seconds by stage, ``device`` and ``cpu``); CPU seconds ``beside`` are added."""

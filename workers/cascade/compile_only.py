@@ -125,7 +125,7 @@ class CompileOnlyCascade(Cascade):
             self._station.close()
 
     def _judge(
-        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage("launch"), CrossCompileStage(self._compiler)]
         # no interpreter runs CUDA C++: it is compiled and read, and its answers are for a device to give

@@ -39,6 +39,9 @@ PREFIX = "drawn/"
 UNITS = tuple(2**n for n in range(11))
 """A drawn size becomes a multiple of the first of these for which the shape is legal."""
 
+TILES = UNITS[:9]
+"""Sizes that a tile's width may have to be: a dimension that is listed with these alone is doubled or stays."""
+
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 TURNS, ENOUGH = 2, 4
@@ -122,12 +125,15 @@ def drawn_dims(name: str) -> dict[str, int]:
 
 
 def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Random) -> dict[str, int] | None:
-    """A listed shape with each size up to twice as large, as far as the lot allows for it."""
+    """The largest listed shape that is small, with each size up to twice as large, as far as the lot allows for it."""
     names = rng.sample(list(shapes[0]), len(shapes[0]))
-    base = dict(rng.choice([shape for shape in shapes if legal.small(shape)] or shapes))
-    if (dims := _shrunk(base, names, legal, rng)) is not None:
+    small = [shape for shape in shapes if legal.small(shape)]
+    base = max(small or shapes, key=lambda shape: math.prod(shape.values()))
+    if (dims := _shrunk(dict(base), names, legal, rng)) is not None:
         for name in names:
-            made = _with(dims, name, round(dims[name] * rng.uniform(1.0, 2.0)), legal)
+            tile = all(shape[name] in TILES for shape in shapes)
+            factor = rng.choice((1.0, 2.0)) if tile else rng.uniform(1.0, 2.0)
+            made = _with(dims, name, round(dims[name] * factor), legal)
             dims = made if made is not None and legal.small(made) else dims
     return dims
 

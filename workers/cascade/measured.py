@@ -100,8 +100,7 @@ class MeasuredCascade(Cascade):
         """
         self._pallas = isinstance(target.part, Chip)
         launcher: Launcher = pallas_template() if self._pallas else Spawn()
-        own = truth or Truth(operator, len(operator.input_kinds) + 2)
-        super().__init__(operator, target, suite, limits, scratch, launcher, own)
+        super().__init__(operator, target, suite, limits, scratch, launcher, truth)
         self._samples = samples or Samples(operator, station)
         self._station = station
         self._pace = pace
@@ -117,7 +116,7 @@ class MeasuredCascade(Cascade):
             self._compiler.close()
 
     def _judge(
-        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         steps: list[StageStep] = [DialectStage(request.target.entry), *self._prepared()]
         gates, screen = GateStage(self._station), ScreenStage(self._station, self._samples)

@@ -89,7 +89,7 @@ class ModelledCascade(Cascade):
         )
 
     def _judge(
-        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         if (absent := libtpu_simulator.missing_parts()) is not None:
             return Stage.COMPILE, Failure(Verdict.INFRA_ERROR, absent)  # it says nothing about the genome
@@ -110,7 +110,7 @@ class ModelledCascade(Cascade):
         return (stage, failure) if failure is not None else (Stage.MEASURE, None)
 
     def _judge_finalist(
-        self, request: Request, found: Findings, on_stage: Callable[[Stage], None] | None
+        self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         """All gates beside the simulation, as either takes as long: of two failures, the gates'."""
         lowering: list[StageStep] = [
@@ -134,8 +134,7 @@ class ModelledCascade(Cascade):
         with ThreadPoolExecutor(1) as other:
             gated = other.submit(run_steps, gates, request, checked, None)
             timed = run_steps([CompileStage(), MeasureStage()], request, found, on_stage)
-            if on_stage is not None:
-                on_stage(Stage.CHECK)
+            on_stage(Stage.CHECK)
         found.gates, found.logs = checked.gates, found.logs + checked.logs
         found.drawn, found.outside = checked.drawn, checked.outside
         for stage, failure in (gated.result(), timed):

@@ -1,6 +1,7 @@
 """The stages of the modelled-TPU cascade, in the order they run: trace and check, compile, measure."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from signal import Signals
@@ -25,6 +26,7 @@ LARGE_KINDS = 2
 _RESOURCES = re.compile(
     r"RESOURCE_EXHAUSTED|Ran out of memory|exceed(s|ed)? (vmem|smem|memory)|VmemOom|bad_alloc", re.I
 )
+_GRID = re.compile(rb'"GridMapping","v":\{"grid":\{"t":\[([\d,]+)\]')  # in an artefact's text
 _OVER = re.compile(
     r"memory space (?P<space>\w+)(?s:.*?)(?:Used (\S+) of|Scoped allocation with size (\S+) and limit) (?P<limit>\S+) "
 )
@@ -89,7 +91,13 @@ def check(request: Request, found: Findings, *, gates: bool = True) -> Failure |
     found.logs.append(outcome.log)
     if conversation.failure is not None:
         return conversation.failure
-    return _child_failure(outcome, "checking") or conversation.incomplete()
+    failure = _child_failure(outcome, "checking") or conversation.incomplete()
+    if failure is not None and failure.verdict is Verdict.TIMEOUT:
+        grids = [_GRID.findall(found.traced[w.id].blobs["text"]) for w in request.checked]
+        steps = max((math.prod(map(int, g.split(b","))) for some in grids for g in some), default=0)
+        why = f"{failure.reason}; JAX's interpreter runs each of the {steps} steps of its grid"
+        failure = dataclasses.replace(failure, reason=one_line(why))
+    return failure
 
 
 def _workloads(request: Request) -> list[Workload]:

@@ -1,5 +1,6 @@
 """A pool of threads of this process, for one GPU, an interpreter, or a few workers of a model. It needs no Ray."""
 
+import ctypes
 import logging
 import queue
 import threading
@@ -24,7 +25,7 @@ from tilewright.workers.device.plan_compiler import CompilePace
 from tilewright.workers.device.station import Champion, Entry
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.device.warm_device import WarmDevice, warm_device
-from tilewright.workers.request import ENTRIES, Truth
+from tilewright.workers.request import Truth
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ class EvaluatorThreads:
             samples, pace = Samples(operator, self._station), CompilePace(outcomes=device.outcomes)
             self.shared = SharedState(truth, samples, pace)
         else:
-            self.shared = SharedState(Truth(operator, ENTRIES * settings.count))
+            # gates make and free arrays of 30 MB: new pages for each would take longer than the arithmetic
+            for option, value in ((-8, 1), (-4, 0), (-1, 1 << 30)):  # one arena, no maps, a heap that stays
+                ctypes.CDLL(None).mallopt(option, value)
+            self.shared = SharedState(Truth(operator))
         self.slots = [Slot(Evaluator(payload, self.shared)) for _ in range(settings.count)]
         for slot in self.slots:
             if device is not None and self._station is not None:
@@ -204,16 +208,9 @@ class LocalPool(QueuedPool):
         return finished
 
     def activity(self) -> list[str]:
-        now = time.monotonic()
-        if self._threads is None:
-            return []
-        lines = []
-        for number, slot in enumerate(self._threads.slots):
-            doing = (
-                f"candidate {slot.job.index}, {now - slot.began:.0f} s" if slot.job is not None else "idle"
-            )
-            lines.append(f"worker {number}: {doing}")
-        return lines
+        now, slots = time.monotonic(), self._threads.slots if self._threads is not None else []
+        doing = (f"candidate {s.job.index}, {now - s.began:.0f} s" if s.job else "idle" for s in slots)
+        return [f"worker {number}: {text}" for number, text in enumerate(doing)]
 
     def compare(
         self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None

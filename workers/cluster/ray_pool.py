@@ -239,12 +239,11 @@ class RayPool(QueuedPool):
 
     def activity(self) -> list[str]:
         now = time.monotonic()
-        return [
-            f"worker {w.number}: candidate {w.job.index}, {now - w.began:.0f} s"
-            if w.job
-            else f"worker {w.number}: {w.health.state}"
+        doing = (
+            f"candidate {w.job.index}, {now - w.began:.0f} s" if w.job else w.health.state
             for w in self._workers
-        ]
+        )
+        return [f"worker {w.number}: {text}" for w, text in zip(self._workers, doing, strict=True)]
 
     def compare(
         self, genomes: Sequence[PoolGenome], seed: int, only: Mapping[str, Collection[str]] | None = None

@@ -78,9 +78,10 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path):
     with pytest.raises(UserError, match="names no file"):
         calls_of_files([str(tmp_path / "gone.py")], file)
     file.write_text("class Norm:\n    scale = 2.0\n\ncalls = [(Norm(), 1)]\n")
-    with pytest.raises(
-        UserError, match="a class of this file is an argument's; put it into a module to import"
-    ):
+    with pytest.raises(UserError, match="a class of this file is an argument's; put it into a module"):
+        calls_of_files([str(file)], file)
+    file.write_text("calls = [(]\n")
+    with pytest.raises(UserError, match="that file may be written for a newer one"):
         calls_of_files([str(file)], file)
 
 

@@ -104,6 +104,9 @@ def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers):
     assert "what kernels write into torch.bool[8] is not judged" in dropped + flags
     assert "torch._assert_async is not done" in dropped + flags
     assert "reduction" not in facts["rows"]["knobs"]
+    assert (
+        "\nimport math\n" in (folder / "held.py").read_text()
+    )  # which Triton's interpreter gives, and no GPU
     text = (folder / "rows.py").read_text()
     assert "def rows(x: 'torch.Tensor', w: 'torch.Tensor', eps: 'float'=1e-06, *, mode='plain'):" in text
     assert "'Rows by their root mean square, and its inverse.'" in text and "tilewright." not in text
@@ -156,7 +159,9 @@ def test_a_default_that_only_the_originals_file_has_moves_no_other_argument(tmp_
 
 def test_a_winner_that_stands_where_the_original_stood_finds_it_in_its_file(tmp_path, monkeypatch):
     path = tmp_path / "stood.py"
-    path.write_text("def doubled(x):\n    return 2 * x\n")
+    sizes = "@dataclasses.dataclass\nclass Sizes:\n    rows: int\n\n\n"  # which looks its module up
+    head = f"from __future__ import annotations\nimport dataclasses\n\n{sizes}"
+    path.write_text(f"{head}def doubled(x):\n    return 2 * x\n")
     text = Path(served_calls.__file__).read_text() + (
         f"\nSERVED = {{'original': ({str(path)!r}, {str(tmp_path)!r}, 'stood', 'doubled')}}\n\n"
         "def doubled(x):\n    return 'tuned' if x == 3 else tilewright_original(SERVED)(x)\n"

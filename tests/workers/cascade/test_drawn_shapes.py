@@ -94,14 +94,14 @@ def test_two_sizes_that_a_truth_names_together():
 @pytest.mark.parametrize(
     ("operator", "name", "constrained", "drawn"),
     [
-    ("softmax", "INTERPRETED", False, "4x330 4x1 31x371 4x23 5x70 4x343 19x47 17x201 4x199 1x200"),
-    ("softmax", "INTERPRETED", True, "4x192 16x192 7x144 4x96 4x48 4x240 4x192 16x192 7x384 1x96"),
-    ("softmax", "MODELLED", True, "4x192 16x192 16x384 4x240 4x192 4x216"),
-    ("softmax", "LARGE", False, "4x330 4x1 4x343 19x47"),
-    ("attention", "INTERPRETED", False, "18x27x118 2x16x1 7x2x59 10x17x75 7x29x1 13x27x48 1x16x36 12x15x80 2x16x80 7x16x1"),  # noqa: E501
-    ("attention", "INTERPRETED", True, "23x24x149 7x192x37 12x192x80 12x24x1 5x24x75 7x192x37 12x192x75 12x48x1 12x24x43 7x24x1"),  # noqa: E501
-    ("attention", "MEASURED", False, "18x27x118 2x16x1 7x2x59 10x17x75 7x29x1 13x27x48 1x16x36 12x15x80 2x16x80 7x16x1"),  # noqa: E501
-    ("attention", "LARGE", True, "23x24x149 10x24x37 12x48x148 9x48x34"),
+    ("softmax", "INTERPRETED", False, "27x134 4x1 31x371 4x23 5x70 22x166 19x47 17x201 4x199 1x200"),
+    ("softmax", "INTERPRETED", True, "16x192 4x192 4x48 4x24 16x168 7x192 4x192 4x384 7x96 7x384"),
+    ("softmax", "MODELLED", True, "16x192 4x192 16x384 7x192 4x192 16x96"),
+    ("softmax", "LARGE", False, "27x134 4x1 22x166 19x47"),
+    ("attention", "INTERPRETED", False, "20x32x84 7x16x90 7x2x37 23x14x37 7x1x1 16x32x137 1x1x1 12x15x80 2x16x80 7x16x1"),  # noqa: E501
+    ("attention", "INTERPRETED", True, "7x192x37 12x192x80 12x24x1 5x24x75 7x24x37 12x192x75 7x192x37 12x48x1 12x24x43 7x24x1"),  # noqa: E501
+    ("attention", "MEASURED", False, "20x32x84 7x16x90 7x2x37 23x14x37 7x1x1 16x32x137 1x1x1 12x15x80 2x16x80 7x16x1"),
+    ("attention", "LARGE", True, "10x24x37 1x24x37 12x48x148 9x48x34"),
     ],
 )  # fmt: skip
 def test_a_seed_draws_the_same_shapes_every_time(operator, name, constrained, drawn):
@@ -220,7 +220,7 @@ def test_a_shape_lies_beyond_the_listed_ones():
             _request(operator, operator.kernels["plain"].source, seed), target=load_target("tpu7x")
         )
         found += lot._ends_first(lot.drawn(asked, lot.MODELLED))[0].dims["T"] > 600  # 512 are timed
-    assert found > 15
+    assert found > 18
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,10 @@ def test_what_is_left_out_is_noticed(monkeypatch):
     Checker(monkeypatch, ending=dead)
     assert stages.check(request(), traced_findings()) == Failure(Verdict.CRASHED, "checking: gone", "log")
     Checker(monkeypatch, only(frame="checked"), ending=ChildOutcome(Ending.TIMEOUT, detail="late"))
-    assert stages.check(request(), traced_findings()).verdict is Verdict.TIMEOUT
+    slow = traced_findings()
+    slow.traced["m48"].blobs["text"] = b'{"o":"GridMapping","v":{"grid":{"t":[64,32]}}}'
+    late = stages.check(request(), slow)
+    assert late.verdict is Verdict.TIMEOUT and "each of the 2048 steps of its grid" in late.reason
 
 
 @pytest.mark.parametrize(

@@ -413,3 +413,24 @@ def scores(q, k):
 
 def plain_scores(q, k):
     return q @ k.T
+
+
+@triton.jit
+def _ended(q, k, lengths, s, D: tl.constexpr):
+    i, d, part = tl.program_id(0) * 16 + tl.arange(0, 16), tl.arange(0, D), tl.program_id(1)
+    left = tl.load(q + part * 32 * D + i[:, None] * D + d[None, :])
+    for start in range(0, tl.load(lengths + part), 16):
+        j = start + tl.arange(0, 16)
+        right = tl.load(k + part * 64 * D + j[None, :] * D + d[:, None])
+        kept = (j < tl.load(lengths + part))[None, :] & (i[:, None] < 32)
+        tl.store(s + part * 32 * 64 + i[:, None] * 64 + j[None, :], tl.dot(left, right), mask=kept)
+
+
+def ended(q, k, lengths):
+    s = torch.zeros((q.shape[0], 32, 64), device=q.device, dtype=torch.float32)
+    _ended[(2, q.shape[0])](q, k, lengths, s, 16)
+    return s
+
+
+def plain_ended(q, k, lengths):
+    return (q @ k.transpose(1, 2)) * (torch.arange(64, device=q.device) < lengths[:, None])[:, None, :]

@@ -265,6 +265,22 @@ def test_a_wide_result_of_narrow_operands_keeps_its_own_precision():
     assert _bar(53.0, ["bfloat16"], "float32", "").min_db == 45.0, "a recipe that rounds inside keeps its bar"
 
 
+@pytest.mark.parametrize("divided", [lambda sums, n: sums / (n + 1), lambda sums, n: np.sqrt(sums / (n - 1))])
+def test_a_divisor_that_is_one_off_is_told_from_rounding_at_two_sizes(divided):
+    rng, shapes, honest = np.random.default_rng(7), [], []
+    for n in (70, 512):
+        sums, scale = (
+            np.square(rng.standard_normal((64, n))).sum(1, keepdims=True),
+            rng.standard_normal((64, n)),
+        )
+        same = sums / n if divided(4.0, 4) == 0.8 else np.sqrt(sums / n)
+        rounded, wrong = ((scale * by).astype(ml_dtypes.bfloat16) for by in (same, divided(sums, n)))
+        shapes.append(({"M": 64, "N": n}, wrong, scale * same))
+        honest.append(({"M": 64, "N": n}, rounded, scale * same))
+    assert "N = 70" in judge.divisor_apart(shapes) and not judge.divisor_apart(shapes[1:])
+    assert not judge.divisor_apart(honest)
+
+
 def test_a_recipe_that_rounds_within_meets_its_own_gate_and_an_empty_result_any():
     rng = np.random.default_rng(3)
     x = [rng.standard_normal((64, 64)).astype(np.float16) for _ in range(8)]

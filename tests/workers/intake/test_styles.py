@@ -26,6 +26,7 @@ CALLS = {
     "scores": "f16[30, 64], f16[20, 64]", "heads": "f32[32, 200, 16], f32[8, 200, 16]", "moved": "f32[30, 32]",
     "by_assembly": "f32[30, 20]",
     "clocked": "f32[30, 20]",
+    "ended": "f16[4, 32, 16], f16[4, 64, 16], i32[4] in [1, 65]",
 }  # fmt: skip
 
 CHILD = """
@@ -156,6 +157,7 @@ def test_products_that_a_mask_leaves_out_are_no_work(answers):
     """Of 4 x 4 tiles those on the diagonal and below; the sample's mean over four programs is exact."""
     assert answers["lower"]["work"] == [10 * 2 * 16 * 16 * 32]
     assert answers["halved"]["work"] == [0]
+    assert 0 < answers["ended"]["work"][0] < 2 * 4 * 32 * 64 * 16  # of the lengths that timed calls have
 
 
 def test_a_number_that_is_a_size_follows_it_and_is_guarded(answers):

@@ -117,6 +117,8 @@ def main() -> None:
             write(Path(values), list(rows.values()))
     except Exception as error:  # noqa: BLE001 - whatever the user's file raises is told
         why = str(error) if isinstance(error, LookupError) else f"it raises {type(error).__name__}: {error}"
+        if isinstance(error, SyntaxError):
+            why += f"; this is Python {sys.version.split()[0]}, and that file may be written for a newer one"
         answer = {"why": f"{file}: {why}"}
     sys.stderr.flush()
     sys.stdout.write(f"\n{json.dumps(answer)}\n")

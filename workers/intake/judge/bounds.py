@@ -32,6 +32,9 @@ ENOUGH = 4
 OWN_ROOM_DB = 10.0
 """dB by which a seed must pass a wider result's bar for this to hold: a target's functions may cost as much."""
 
+CERTAIN, ONE_APART = 6.0, 0.15
+"""How many times what chance makes of it a factor must be; how far from 1 what a size times its logarithm may be."""
+
 CAP: Mapping[str, float] = {"float64": 2.0**-20, "float32": 2.0**-9, "float16": 2.0**-7, "bfloat16": 2.0**-4}
 """Largest error of one element, as a share of the size usual around it; by dtype."""
 
@@ -136,6 +139,30 @@ def bar(
     ):
         share = max(room * worst.needed, elements.ROUNDED * 2)
     return Bar(round(float(min_db), 1), share, least if least < expected else np.inf), ""
+
+
+def divisor_apart(shapes: Sequence[tuple[Mapping[str, int], np.ndarray, np.ndarray]]) -> str:
+    """How a kernel and its reference divide by numbers one apart: their answers to normal inputs then differ by a
+    factor that nears 1 as a size grows; empty where they do not. ``shapes``: sizes, float output, answer of each.
+
+    Rounding makes no such factor, and bounds that are widened by the seed's own error would hide it.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for dims, output, answer in shapes:
+        if not (pair := elements.finite(output, answer)) or not np.any(pair[1]):
+            continue
+        seen, due = (a.astype(np.float64).ravel() for a in pair)
+        factor = float(seen @ due) / (square := float(due @ due))
+        unsure = float(np.linalg.norm(seen - factor * due)) / math.sqrt(square * due.size)
+        if factor > 0 and abs(1 - factor) > CERTAIN * unsure:
+            for name, size in dims.items():
+                found.setdefault(name, {})[size] = factor
+    for name, by_size in found.items():
+        apart = [abs(size * math.log(factor)) for size, factor in by_size.items()]
+        if len(apart) > 1 and any(all(abs(n / by - 1) < ONE_APART for n in apart) for by in (1.0, 0.5)):
+            listed = " and ".join(f"{f:.6g} times where {name} = {n}" for n, f in by_size.items())
+            return f"it is {listed}, as if kernel and reference divided by numbers one apart, {name} and {name} + 1"
+    return ""
 
 
 def bar_of_text(

@@ -13,8 +13,9 @@ from tilewright.fitness.elements import ROUNDED, turned_one_way
 from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
+from tilewright.workers.intake.child_program import show_step
 from tilewright.workers.intake.judge.ahead import Ahead
-from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, read, wrong
+from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, divisor_apart, read, wrong
 from tilewright.workers.intake.judge.inputs import (
     ALIKE,
     EXTREME,
@@ -139,6 +140,7 @@ class InputKinds:
         run_all: Callable[[Sequence[tuple[Dims, Arrays]]], Sequence[list[np.ndarray] | None]],
         effort: Effort, factors: str, source: str, numbers: Sequence[int],
     ) -> None:  # fmt: skip
+        show_step("trying inputs")
         self._shapes, self._run_all, self._effort = shapes, run_all, effort
         self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
             answers, "to_all", lambda every: [answers(given) for given in every]
@@ -235,8 +237,11 @@ class InputKinds:
                 self.notes.append(
                     f"result {number} is judged with the tolerances of {narrow}: the kernel converts to it"
                 )
-            if bound is None:
+            floats = is_float(self._dtypes[number]) and not is_narrow(self._dtypes[number])
+            usual = [(s.dims, s.outputs[number], s.answers[number]) for s in self._shapes if floats]
+            if why := why or divisor_apart(usual):
                 return [], f"result {number}: {why}"
+            assert bound is not None
             if bound.own_db < math.inf:
                 self.notes.append(
                     f"result {number} of the kernel is down to {bound.own_db:.1f} dB from the reference, less than its "

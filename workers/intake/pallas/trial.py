@@ -23,7 +23,7 @@ from tilewright.workers.intake.calls.call_text import GIVEN, Call, Literal, Plac
 from tilewright.workers.intake.calls.kept_values import ways_to_draw, with_values
 from tilewright.workers.intake.calls.objects import scope_of
 from tilewright.workers.intake.calls.sizes import label_of, shape_text
-from tilewright.workers.intake.child_program import Answer, Refusal, refused
+from tilewright.workers.intake.child_program import Answer, Refusal, refused, show_step
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.bounds import wrong
 from tilewright.workers.intake.judge.input_kinds import (
@@ -76,6 +76,7 @@ def judge(
 ) -> Answer:  # fmt: skip
     """The answer for a module. Raises Refusal."""
     folder = Path(request["folder"])
+    show_step("running it")
     seed = SeedBuild(chip, module.build(folder), operands)
     defaults = {k.name: k.default for k in knobs}
     if request["reference"] == SELF:
@@ -150,6 +151,7 @@ def judge(
         for knob in knobs:  # a smaller one may be a buffer that is too small for other values
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
+    show_step("trying sizes")
     legal, idle = knob_evidence.legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
     knobs = [knob_evidence.values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]

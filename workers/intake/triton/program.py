@@ -33,6 +33,7 @@ from tilewright.workers.intake.child_program import (
     answer_request,
     first_line,
     refused,
+    show_step,
     undefined,
 )
 from tilewright.workers.intake.judge import bounds
@@ -408,6 +409,7 @@ def _judged(
     interpreter is slow are for knobs alone, but for the quickest, and where the kernel judges itself those beyond
     QUICK_SECONDS together. ``patience``: below 1, all slow ones are, and there is so much less time to try kinds and
     values."""
+    show_step("running it")
     _prepare_interpreter()
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
@@ -449,6 +451,7 @@ def _judged(
     notes += kinds.notes
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
+    show_step("trying sizes")
     space, fixed = tiling_knobs(trials, results, patience)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
