@@ -220,7 +220,9 @@ class HostCode:
                 self._hold(name, kind, self._made(kind, given, node), node, scope)
             elif value is None or value.type in ("argument_list", "initializer_list"):
                 given = self._values(value.named_children if value else [], scope)
-                listed = value and value.type == "initializer_list" and re.search("vector|array|Ref|tuple|pair", kind)
+                listed = (
+                    value and value.type == "initializer_list" and re.search("vector|array|Ref|tuple", kind)
+                )
                 self._hold(name, kind, given if listed else self._made(kind, given, node), node, scope)
             else:
                 pointer = "*" * (part.children[0].type == "pointer_declarator")
