@@ -82,7 +82,7 @@ def _package(name: str) -> Diagnosis:
 
 
 EXTRAS = {
-    "ui": ("mlflow", "serves MLflow's pages"), "tpu": ("jax", "Pallas kernels, on a modelled or a real TPU"),
+    "ui": ("mlflow", "MLflow's pages"), "tpu": ("jax", "Pallas kernels, on a modelled or a real TPU"),
     "triton": ("triton", "Triton and Gluon kernels"), "cuda": ("nvidia-cuda-nvrtc", "CUDA C++, if torch brings none"),
     "llm": ("openai", "a language model that proposes"), "pandas": ("pandas", "campaigns as data frames"),
 }  # fmt: skip

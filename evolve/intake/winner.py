@@ -123,6 +123,7 @@ def winner_module(
     fits = "".join(f"        and {text}\n" for text in conditions)
     returned = "".join(f"    {name}.copy_({RESULTS}[{n}])\n" for name, n in wrapper.get("writes", {}).items())
     value = wrapper.get("returned") or f"{RESULTS}[0] if len({RESULTS}) == 1 else {RESULTS}"
+    kernels = f"import math\n\n{kernels}" if "math." in " ".join((value, *lines, *conditions)) else kernels
     returned += f"    return {value}\n"
     if entry == "cuda":
         sizes = [lambda row, d=d: tuple(size_of(n, d) for n in row[2]) for d in answer["dims"]]

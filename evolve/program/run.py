@@ -90,7 +90,7 @@ class Program:
 
         Parameters:
             seconds: the budget of the search.
-            prove_seconds: the budget of the interleaved rounds.
+            prove_seconds: the budget of the proof, with the comparison of answers.
             fp8: replace linear layers by the library's blockwise FP8 too, which changes numerics. ``"kept"``: the
                 weights of a step that differentiates nothing do not change, and are quantised once.
             faster: a file whose ``REPLACEMENTS`` are proved instead of searched ones.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from unittest import mock
@@ -106,7 +107,8 @@ class Factor:
 
 
 def held(x, factor):
-    return _scaled(x, torch.empty_like(x), factor.value if factor.of == "all" else 1.0)
+    y = _scaled(x, torch.empty_like(x), factor.value if factor.of == "all" else 1.0)
+    return y, math.ceil(x.shape[0] / 4)
 
 
 def branched(x):

@@ -104,6 +104,9 @@ def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers):
     assert "what kernels write into torch.bool[8] is not judged" in dropped + flags
     assert "torch._assert_async is not done" in dropped + flags
     assert "reduction" not in facts["rows"]["knobs"]
+    assert (
+        "\nimport math\n" in (folder / "held.py").read_text()
+    )  # which Triton's interpreter gives, and no GPU
     text = (folder / "rows.py").read_text()
     assert "def rows(x: 'torch.Tensor', w: 'torch.Tensor', eps: 'float'=1e-06, *, mode='plain'):" in text
     assert "'Rows by their root mean square, and its inverse.'" in text and "tilewright." not in text

@@ -99,6 +99,9 @@ std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bia
     int rounds = 1;
     { int rounds = 5; rounds += 1; share = rounds; }
     TORCH_CHECK(rounds++ == 1 && ++rounds == 3 && share / 4 == 1.5, "as C++ counts");
+    const std::tuple<int, int> pair = {3, 4};
+    const auto [three, four] = pair;
+    TORCH_CHECK(four - three == 1, "bound by structure");
     dim3 kept(5), changed = kept;
     changed.x = 6;
     TORCH_CHECK(kept.x == 5, "a copy");

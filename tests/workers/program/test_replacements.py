@@ -22,6 +22,7 @@ from tilewright.evolve.errors import UserError  # noqa: E402
 from tilewright.evolve.program import run as program_run  # noqa: E402
 from tilewright.library.launch_replacement import Installation, NotInstalled, Replacement, Winner, signature  # noqa: E402
 from tilewright.workers.program import ENDED, scout, turns  # noqa: E402
+from tilewright.workers.program import main as program_main  # noqa: E402
 from tilewright.workers.program.launches import Launch, LaunchRecorder, Values  # noqa: E402
 from tilewright.workers.program.main import _replacements  # noqa: E402
 from tilewright.workers.program.search import Job, Outcomes, search  # noqa: E402
@@ -293,3 +294,46 @@ def test_rounds_that_were_interrupted_hardly_move_the_interval_and_chance_is_no_
     for found in (turns.middle(2 * steady), turns.middle([*2 * steady, -0.5])):
         assert 0.097 < math.log(found.low) < 0.1 < math.log(found.high) < 0.102
     assert turns.middle(steady[:5]).low == 0.0, "five rounds say nothing"
+
+
+class Event:
+    """A device's event that sees each step of this thread end, or none."""
+
+    seen = True
+
+    def __init__(self, enable_timing: bool) -> None: ...
+
+    def record(self) -> None:
+        self.at = time.perf_counter() if self.seen else 0.0
+
+    def elapsed_time(self, later: Any) -> float:
+        return 1e3 * float(later.at - self.at)
+
+
+@pytest.mark.parametrize(
+    ("busy", "seen", "counted"), [(0.02, True, 20), (0.01, True, 10), (0.02, False, 1), (0.01, False, 1)]
+)
+def test_bursts_fit_the_budget_and_are_shorter_where_the_device_waits(
+    monkeypatch: pytest.MonkeyPatch, busy: float, seen: bool, counted: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "seen", seen)
+    timed: Any = turns.Turns(None, lambda: time.sleep(0.02), False, 0.02, busy)  # type: ignore[arg-type]
+    once = timed.rounds({"": None}, least=1)
+    assert [len(of) for of in once[""]] == [counted] and timed._count == (20 if busy > 0.015 else 10)
+    found = timed.rounds({str(n): None for n in range(3)}, 2.0)  # 7 rounds of 3 bursts: 4 steps each
+    assert {len(of) for of in found.values()} == {turns.LEAST_ROUNDS}
+    assert {len(burst) for of in found.values() for burst in of} == {3 if seen else 1}
+
+
+def test_a_line_follows_where_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program_main, "SILENT_SECONDS", 0.05)
+    program_main._say("  setting up")
+    time.sleep(0.3)
+    program_main._AFTER[0].cancel()
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.endswith("s  setting up") and len(others) > 1 and all(o.endswith("s  ...") for o in others)

@@ -210,13 +210,19 @@ class HostCode:
         kind = node.child_by_field_name("type").text.decode()
         for part in node.children_by_field_name("declarator"):
             name, value = _name(part), part.child_by_field_name("value")
-            if part.type == "function_declarator":  # ``dim3 block(threads)`` looks like one
+            if bound := next(within(part, "structured_binding_declarator"), None):
+                names = [inner.text.decode() for inner in bound.named_children]
+                for one, own in zip(names, self._value(value, scope), strict=True):
+                    self._hold(one, kind, own, node, scope)
+            elif part.type == "function_declarator":  # ``dim3 block(threads)`` looks like one
                 rows = part.child_by_field_name("parameters").named_children
                 given = self._values([self._code.expression(row.text.decode()) for row in rows], scope)
                 self._hold(name, kind, self._made(kind, given, node), node, scope)
             elif value is None or value.type in ("argument_list", "initializer_list"):
                 given = self._values(value.named_children if value else [], scope)
-                listed = value and value.type == "initializer_list" and re.search("vector|array|Ref", kind)
+                listed = (
+                    value and value.type == "initializer_list" and re.search("vector|array|Ref|tuple", kind)
+                )
                 self._hold(name, kind, given if listed else self._made(kind, given, node), node, scope)
             else:
                 pointer = "*" * (part.children[0].type == "pointer_declarator")
@@ -482,7 +488,12 @@ class HostCode:
                 "strides": lambda: list(held.stride()), "get_device": lambda: None,
             }  # fmt: skip
             if name not in ways and hasattr(held, name):
-                return _of_torch(getattr(held, name), given)
+                try:
+                    return _of_torch(getattr(held, name), given)
+                except TypeError as error:  # in C++ it takes other arguments
+                    raise self._refusal(
+                        node, f"calls {name} with what torch's Python does not take"
+                    ) from error
         else:
             ways = {}
         if name not in ways:
