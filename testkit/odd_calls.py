@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -309,8 +310,23 @@ def _undefined(function, made, way, look):
     """Whether a function's own outcome follows what lies in memory that nobody wrote, or beside its tensors."""
     places = {t.device for t in tree_leaves(made()) if isinstance(t, torch.Tensor)}
     sides = []
-    for value in (1.5, -2.5):
+    for value in (1.5, 0.0):
         # freed at once: the next tensors lie there, or before it
         [torch.full((4**n,), value, device=p) for p in places for n in range(3, 10) for _ in range(8)]
-        sides.append(look(function, made(), way))
+        given = made()
+        with _FilledMemory(value):
+            sides.append(look(function, given, way))
     return not alike(*sides)
+
+
+class _FilledMemory(TorchDispatchMode):
+    """A mode in which new tensors that torch leaves unwritten hold ``value``: the allocator alone may hand out other
+    memory than what was freed last."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made.fill_(self.value) if "empty" in func.overloadpacket.__name__ else made

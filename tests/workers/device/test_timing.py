@@ -9,7 +9,7 @@ import pytest
 from testkit.scripted import INTERPRETED, TARGET, Doubler, ScriptedStation, answers, done, shape
 from tilewright.fitness.evaluation import Stage, Verdict
 from tilewright.seeds.catalogue import load_operator
-from tilewright.seeds.operator import SeedKernel, SnrGate, TensorSpec
+from tilewright.seeds.operator import SeedKernel, SnrGate, TensorSpec, in_order
 from tilewright.seeds.sampled import TABLE_KINDS, Sample
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
@@ -438,11 +438,13 @@ def test_every_timed_shape_meets_kinds_beside_the_one_it_is_timed_on(wrong, refu
     assert all(kinds == ["ones"] for kinds in station.jobs[0][0].data["kinds"].values())
 
 
-def test_the_seed_draws_the_kinds_of_tables_and_each_shape_has_its_own():
+def test_the_seed_deals_the_kinds_of_tables_over_the_shapes():
     operator = load_operator("gemm_fp8_blockwise/gemm_nt")
-    samples, shapes = timing.Samples(operator), operator.suites["primus-core"].workloads
-    drawn = {tuple(sorted(samples.draw_kinds(w, seed, 2))) for w in shapes for seed in range(8)}
-    assert len(drawn) > 8 and all(len(set(kinds)) == 2 for kinds in drawn)
+    samples, shapes = timing.Samples(operator), in_order(operator.suites["primus-core"].workloads)
+    dealt = [[samples.draw_kinds(w, seed, 2) for w in shapes] for seed in range(8)]
+    assert all({kind for kinds in of_seed for kind in kinds} == set(TABLE_KINDS) for of_seed in dealt)
+    assert all(len(set(kinds)) == 2 for of_seed in dealt for kinds in of_seed)
+    assert len({tuple(of_seed[0]) for of_seed in dealt}) > 4
     assert set(samples.draw_kinds(shapes[0], 1, None)) == set(TABLE_KINDS)
 
 
