@@ -300,6 +300,7 @@ def test_an_option_that_pays_stays_and_one_that_changes_results_does_not(answers
 COMMAND = "from tilewright.evolve.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 
 
+@pytest.mark.slow
 def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
     folder: Path, asked_in: Path, answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

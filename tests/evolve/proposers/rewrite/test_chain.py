@@ -161,10 +161,8 @@ POINTS = [
 
 
 QUICK = (
-    "full", "heads in two dimensions, a row beside a tile, scores that are cast",
-    "a program's numbers and weights by helpers", "no weights, as of linear attention",
-    "columns' numbers that the loop advances, in the mask",
-    "a row's largest score that is read behind the loop", "a helper that holds the loop, called twice",
+    "full", "a program's numbers and weights by helpers", "columns' numbers that the loop advances, in the mask",
+    "a helper that holds the loop, called twice",
 )  # fmt: skip
 
 
