@@ -38,7 +38,7 @@ def brought(tmp_path_factory):
     return writer
 
 
-@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize("framework", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_an_operator_a_user_brought_is_callable_and_falls_back_on_its_own_reference(brought, framework):
     pytest.importorskip(framework)
     found = child(brought.library, framework)

@@ -276,6 +276,7 @@ def test_questions_to_a_model_are_an_artifact(journal_path, uri):
     assert [(e["reply"], e["error"]) for e in asked] == [("no code", ""), ("", "no answer")]
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
     """The process that started the mirror dies without a word; the mirror writes the rest and ends."""
     sample_at(journal_path, 3).close()

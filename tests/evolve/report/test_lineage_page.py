@@ -78,6 +78,7 @@ def test_every_candidate_is_in_the_page_and_hostile_text_is_data(data):
     assert set(map(str, changed)) <= set(payload["diffs"])
 
 
+@pytest.mark.slow
 @needs_browser
 def test_ten_thousand_candidates_open_in_three_seconds_and_stay_responsive(page):
     assert page.stat().st_size < 8_000_000

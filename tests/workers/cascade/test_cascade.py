@@ -109,6 +109,7 @@ def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch
     assert [(r.workload, r.passed) for r in found.gates if r.sampled] == [("256x256x512", True)]
 
 
+@pytest.mark.slow
 def test_a_step_that_the_simulator_aborts_on_has_a_time(monkeypatch):
     environment, delays = libtpu_simulator.compile_environment, []
 

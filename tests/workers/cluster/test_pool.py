@@ -63,7 +63,7 @@ def test_verdicts_scopes_and_descriptors_come_back(pool):
     pool.submit(Job(0, genome(), 1, best=math.inf))
     other = -2 if local else -1
     if local:
-        pool.submit(Job(other, genome(), 1, scope=Scope.FINAL))
+        pool.submit(Job(other, genome("whole"), 1, scope=Scope.FINAL))
     else:
         pool.submit(Job(other, genome("whole"), 1, baseline="whole"))
     assert any("candidate 0" in line for line in pool.activity())

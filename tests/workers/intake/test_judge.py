@@ -353,6 +353,7 @@ def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those():
     assert "spread" in kinds.names and kinds.spread < 4
 
 
+@pytest.mark.slow
 def test_inputs_whose_last_place_decides_an_answer_now_and_then_are_not_used():
     def computed(given, dtype):
         q, k, v = (given[name].astype(dtype) for name in "qkv")

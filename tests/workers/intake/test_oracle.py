@@ -178,6 +178,7 @@ def launch(inputs, params):
 """
 
 
+@pytest.mark.slow
 def test_a_module_in_a_process_of_its_own_answers_several_at_once_and_outlives_a_run_that_ends_it(tmp_path):
     process, ask = begun_process(True), ModuleProcess(MEETING.replace("FOLDER", str(tmp_path)))
     x = np.arange(2.0)

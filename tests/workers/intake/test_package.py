@@ -126,6 +126,7 @@ def test_a_name_that_is_not_there_is_refused_with_its_reason(tmp_path, monkeypat
     ]
 
 
+@pytest.mark.slow
 def test_torch_registers_its_own_operations_after_several_files_were_read():
     made = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
     assert made.stdout.startswith("prims::inductor_seed"), made.stderr
