@@ -65,7 +65,7 @@ def test_which_campaigns_are_late(tmp_path, monkeypatch):
     with mirror_process._only_one(late, follower):
         assert ui.late_campaigns(tmp_path, uri) == []
     # a campaign that was killed together with its mirror, and one that runs
-    started: list[Path] = []
+    started: list[object] = []
     monkeypatch.setattr(mirror_process, "MirrorProcess", lambda path, *_: started.append(path))
     follower._report(mirror_process.Progress(uri, "/#/x", 2))
     with Journal(complete, write=True):
