@@ -301,7 +301,9 @@ def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
         while mirror.advance():
             pass
         mirror.show("running")
-        mirror_process.Follower(journal_path, uri, home, None)._report(mirror_process.Progress(uri, "/#/x", 3))
+        mirror_process.Follower(journal_path, uri, home, None)._report(
+            mirror_process.Progress(uri, "/#/x", 3)
+        )
     assert runs_of(uri, journal_path.parent.name)[0].info.status == "RUNNING"
     assert main(["--home", str(home), "status"]) == 0
     while runs_of(uri, journal_path.parent.name)[0].info.status != "KILLED":

@@ -83,7 +83,9 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
     address = f"http://127.0.0.1:{port}"
     for path, count in ((here, 3), (there, 8)):
         write_sample(path, count, campaign=path.parent.name)
-    command = mirror_process.mirror_command([there], tmp_path / "there", address)  # no campaign: it is not nice
+    command = mirror_process.mirror_command(
+        [there], tmp_path / "there", address
+    )  # no campaign: it is not nice
     mirror = mirror_process.MirrorProcess(there, command, os.environ)
     _await(lambda: "trying again" in (there.parent / mirror_process.LOG).read_text())
     code = (
