@@ -184,7 +184,9 @@ def drawn_integers(
     alike: so all are the same work. The caller's own values stay where they are."""
     whole = [o for o in operands if is_integer(o) and math.prod(o.sizes(dims)) <= most]
     found = draws(whole, dims, "randn", 0, np.random.default_rng(len(whole)))
-    for operand in whole if order is not None else ():
+    if order is None:
+        return found
+    for operand in whole:
         values = found[operand.name]
         if (
             operand.values
