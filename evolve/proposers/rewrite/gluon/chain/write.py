@@ -681,7 +681,7 @@ class ChainText:
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }  # fmt: skip
-        clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
+        clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.own_names
         clashes = set() if lowered(self.source) else clashes
         if clashes := clashes - set(self.source.space) - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(clashes)}")
