@@ -353,9 +353,8 @@ BACKWARD = Case(
     "triton/gradients", GRADIENTS, dict(read_declarations(GRADIENTS).defaults),
     [[n, [2, 200, 64] if len(n) == 1 else [2, 200], "float16" if len(n) == 1 else "float32", "normal"] for n in INPUTS],
 )  # fmt: skip
-BACK = (
-    LowerChain().apply(KernelSource(GRADIENTS), LowerChain().sites(KernelSource(GRADIENTS))[0], None).source
-)
+READING = KernelSource(GRADIENTS)
+BACK = LowerChain().apply(READING, LowerChain().sites(READING)[0], None).source
 
 
 def gradient(name, source, **point):
@@ -387,6 +386,7 @@ def test_gradients_of_attention_keep_their_meaning():
         trials.append(gradient(name, LowerChain().apply(KernelSource(parent), site, None).source))
         trials[-1].kernel = cases[-1].name
     run_checks(cases, trials)
+    assert LowerChain().apply(READING, LowerChain().sites(READING)[1], None)  # once more, of the same reading
     assert check(BACK, entry="launch") == [] and BACK.count("gl.warp_specialize") == 6
     assert [(t.rule, t.reason) for t in trials if not t.ok] == []
 
