@@ -7,8 +7,6 @@ simulated first, which takes about a minute of one core a row. Writes ``experime
 table of facts (shapes, measured and modelled times) and the error tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

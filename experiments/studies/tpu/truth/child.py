@@ -10,8 +10,6 @@ they are given: for the number of an operand among those of all kernels its valu
 Inputs that are concrete arrays of int32 are known operands, and so are constants of the program.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@ over K) runs whole. Which part of a grid is left is a fact of the reproduction; 
 pipeline once and repeats the rest (``rows.Row``).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

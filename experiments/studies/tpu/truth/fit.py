@@ -7,8 +7,6 @@ and on the rest, and the same for the constants in use. Every lineage weighs the
 compile to the same code. Nothing is compiled and nothing is written.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

@@ -5,8 +5,6 @@ that a part of it is no sample of the whole. What its pipeline does is simple en
 the next blocks that differ, wait for this step's, compute, and send an output block away when the next is another.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

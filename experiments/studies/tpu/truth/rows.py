@@ -9,8 +9,6 @@ the whole, and of the reproduction its kernels alone count), ``copy_bytes`` (of 
 too), ``grouped`` (of a grouped product: its schedule, see ``grouped``), ``provenance`` (repository, commit, file).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The cache is a folder outside the repository: one ``.npz`` a run with the events of every operation and its counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What XLA runs around the kernels of a compiled module, by bytes: for modules whose kernels are simulated alone."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
