@@ -77,7 +77,7 @@ def by_ring(
     tl, before, made, found = boxes.kernel.tl, list(early), list(hot), list[RowNumbers]()
     added = {p.loaded for p in step.products if p.sums}
     kept = [p.loaded for p in step.products if not p.sums and p.loaded in added]
-    for statement in (*early, *hot) if kept else ():
+    for statement in (*early, *hot) if kept and "torch" in boxes.kernel.source.own_names else ():
         node = statement.node
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue

@@ -69,10 +69,10 @@ class LowerChain(NodeRule[Chains]):
             space["laps"] = (space["laps"][0], 2)
         given = [kernel.given(n) for n in (payload.rows, payload.columns)]
         own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
-        several = len(payload.loops) > 1 and "columns" in space and all(own)
+        several = len(payload.loops) > 1 and "columns" in space
         if several:  # which steps a mask spares may rest on what the source says of its tiles
-            known = kernel.source.space[own[1]]
-            values = tuple(v for v in space["columns"][0] if v in known) or (64,)
+            known, widest = kernel.source.space.get(own[1], (32, 64)), 256 if all(own) else 64
+            values = tuple(v for v in space["columns"][0] if v in known and 0 < v <= widest) or (64,)
             most = 64 if own[0] == own[1] else 128
             space["columns"] = (values, max(v for v in values if v <= most or v == values[0]))
         if payload.rows.isdigit() and payload.rows not in ("64", "128"):
@@ -81,7 +81,7 @@ class LowerChain(NodeRule[Chains]):
         names = {"rows": payload.rows, "columns": tunables.get("rows", payload.columns), **tunables}
         for expression, reason in CONSTRAINTS.items():
             edit.add_constraint(re.sub(r"[a-z_]+", lambda found: names[found[0]], expression), reason)
-        if several and len(set(own)) == 1 and "rows" in tunables:
+        if several and own[0] == own[1] != "" and "rows" in tunables:
             edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
         edit.insert_before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
@@ -689,11 +689,7 @@ class ChainText:
             fits += [*box.conditions, *apart(box)]
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
-        for tensor in self.ring:
-            fits += [
-                f"{tensor}.element_size() == 4 and {tensor}.is_floating_point()",
-                f"{tensor}.is_contiguous()",
-            ]
+        fits += [f"{tensor}.dtype == torch.float32" for tensor in self.ring]
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
         made = {}
@@ -722,7 +718,8 @@ class ChainText:
             **names, **access, **host, **made, "chosen": chosen,
             "more_descs": "".join(f"{n}_desc={made[f'{n}_desc']},\n" for n in "rp" if n in self.boxes)
             + "".join(
-                f"{name}_desc=TensorDescriptor({tensor}.reshape(-1), [{tensor}.numel()], [1], [{host['columns']}], "
+                f"{name}_desc=TensorDescriptor({tensor}, [1 + sum((n - 1) * s for n, s in "
+                f"zip({tensor}.shape, {tensor}.stride()))], [1], [{host['columns']}], "
                 "gl.NVMMASharedLayout(0, 32, rank=1)),\n"
                 for tensor, name in self.ring.items()
             )
@@ -775,8 +772,12 @@ class ChainText:
             for one in known:
                 if one.isdigit() and not (tiled and key == "rows"):
                     continue
-                put = self._param(key).replace("\\", "")
-                text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
+                put, alone = self._param(key).replace("\\", ""), rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])"
+                divisor = rf"(cdiv\((?:[^()]|\([^()]*\))*, |// ?){alone}"  # not as what else a number may be
+                if one.isdigit() and re.search(divisor, text):
+                    text = re.sub(divisor, rf"\g<1>{put}", text)
+                else:
+                    text = re.sub(alone, put, text)
             if tiled and key == "rows" and text == first:
                 known_as = read_parameter(self.source, given) if given is not None else ""
                 if known_as not in self.source.defaults:
