@@ -398,6 +398,8 @@ PLANTED |= {
          f"{READ}|before it is waited for"),
     "rows are read before their copy has landed":
         (without("mbarrier.wait(v_ready.index(stage), phase)", BACK), f"{UNWRITTEN}|deadlock|arrivals"),
+    "numbers of rows are those of another step":
+        (BACK.replace("numbers_1.index(stage).load", "numbers_1.index((stage + 1) % STAGES).load"), f"{UNWRITTEN}|copy"),
     "a product is used before it is waited for":
         (BACK.replace("num_outstanding=1, deps=(partial_0,)", "num_outstanding=2, deps=(partial_0,)"),
          "before it is waited for"),
@@ -425,6 +427,17 @@ def test_planted_faults_are_found(name, faults):
     assert source not in (RIGHT, CUT, BACK)
     assert not faults[name].ok
     assert re.search(reason, faults[name].reason), faults[name].reason
+
+
+def test_a_number_of_rows_is_replaced_where_it_divides_and_no_step_is_wider_than_these():
+    """Two loops end at a multiple of the rows, so that a wider step of the first would run into the second's."""
+    written = changed(*WRITTEN["a helper that holds the loop, called twice"], ('params["BLOCK_M"]', "128"))
+    depth = "triton.cdiv(q.shape[2], min(128, 256))"
+    source = lowered(changed(("triton.cdiv(q.shape[0]", f"{depth} * triton.cdiv(q.shape[0]"), source=written))
+    assert (
+        read_declarations(source).space["columns"] == (32, 64)
+        and f'{depth} * triton.cdiv(q.shape[0], params["rows"])' in source
+    )
 
 
 @pytest.mark.slow  # quicker: that of a product in test_lowering
