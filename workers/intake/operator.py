@@ -272,7 +272,8 @@ class TakenOperator:
         """See ``seeds.operator.KnownOperands``: lengths, group sizes and tables as one call has them."""
         return known_values(self.operands, workload.dims)
 
-    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+    def oracle(self, workload: Workload, inputs: Mapping[str, Any]) -> dict[str, Arrays]:
+        """Of a device's tensors the reference's answers are computed there."""
         return self._references(inputs)
 
     def _references(
@@ -295,6 +296,18 @@ class TakenOperator:
             own, call, precision = self.rest
             values += run_reference(function_of(own), call, inputs, precision, places)[len(values) :]
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
+
+    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
+        """See ``seeds.sampled.Heavy``: this operator and its shape."""
+        dims, sampled = workload.dims, self.independent if isinstance(self, SampledOperator) else ()
+        kept = {n: min(size, SAMPLED) if n in sampled else size for n, size in dims.items()}
+        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
+        share = math.prod(kept[n] / dims[n] for n in dims)
+        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
+        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
+            return None
+        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
+        return {"operator": base64.b64encode(plain).decode(), "workload": workload.id, "turn": workload.turn}
 
     def flops(self, workload: Workload) -> int:
         """``work``, or one operation for each element written if that is more."""
@@ -363,18 +376,6 @@ class SampledOperator(TakenOperator):
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         return Sample(where, self._references(inputs, at))
-
-    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
-        """See ``seeds.sampled.Heavy``: this operator and its shape."""
-        dims = workload.dims
-        kept = {n: min(size, SAMPLED) if n in self.independent else size for n, size in dims.items()}
-        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
-        share = math.prod(kept[n] / dims[n] for n in dims)
-        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
-            return None
-        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
-        return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}
 
 
 def thinned_places(
