@@ -38,7 +38,7 @@ RUN_GOAL = 0.15
 TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
 
-SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
+SHAPES_SECONDS, SLOW_SECONDS = 6.0, 1.5
 """Of a processor, after which one shape will do, and which runs on the shapes may take together: each is run for every
 kind of inputs."""
 
@@ -56,11 +56,10 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
-    """Up to three small shapes on which the recording holds and the default is right; or why there is none.
-    ``patience``: share of the usual seconds after which one will do."""
+def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
+    """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
     site, dims, clock = seed.site, seed.site.dims[0], seed.interpreter.clock
-    until = clock() + patience * SHAPES_SECONDS
+    until = clock() + SHAPES_SECONDS
     found: list[CheckedShape] = []
     reasons: dict[str, str] = {}
 

@@ -23,7 +23,7 @@ from tilewright.workers.intake.operator import Result, known_values
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
 
-EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
+EVIDENCE_SECONDS, MOST_SECONDS = 3.0, 10.0
 """After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
 
 QUICK_SECONDS = 1.0
@@ -96,9 +96,7 @@ def _key(point: Mapping[str, Any], shape: CheckedShape) -> Hashable:
     return tuple(sorted(point.items())), label_of(shape.dims)
 
 
-def tiling_knobs(
-    trials: Trials, results: Sequence[Result], patience: float = 1.0
-) -> tuple[Space, list[dict[str, Any]]]:
+def tiling_knobs(trials: Trials, results: Sequence[Result]) -> tuple[Space, list[dict[str, Any]]]:
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
     On shapes of several tiles the values next to the default must pass, too; numbers that must change with a knob there
@@ -118,7 +116,7 @@ def tiling_knobs(
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
         trials.made |= trials.ahead(knob.name) if trials.ahead.has(knob.name) else {}
-        late = clock() - began > patience * MOST_SECONDS
+        late = clock() - began > MOST_SECONDS
         sides = None if late else _moved_together(trials, gates, knob)
         if sides is None:
             why = NO_TIME if late else SEVERAL_TILES
@@ -129,7 +127,7 @@ def tiling_knobs(
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
-            late = clock() - began > patience * EVIDENCE_SECONDS
+            late = clock() - began > EVIDENCE_SECONDS
             tried = [_telling_shapes(trials, knob, v, [smallest] if late else shapes) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
             for value, passed in zip(some, trials.passed_at(gates, points, tried), strict=True):
