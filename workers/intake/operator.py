@@ -277,7 +277,7 @@ class TakenOperator:
         return self._references(inputs)
 
     def _references(
-        self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None
+        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> dict[str, Arrays]:
         """References by name: one for each result, and codes beside ties as ``BESIDE``."""
         found = {name: {name: answer} for name, answer in self.answers(inputs, at).items()}
@@ -288,7 +288,9 @@ class TakenOperator:
                 found[name] = {name: near[name] for name in codes}
         return found
 
-    def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
+    def answers(
+        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
+    ) -> Arrays:
         """The reference's results by name, float64 or in the result's own bits; ``at``: at these indices alone."""
         places = {r.place: at[r.name] for r in self.results} if at else None
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
