@@ -66,17 +66,14 @@ def _described(value: Any, constant: bool, spans: list[tuple[int, int]]) -> Any:
 def _overlap(
     begin: int, shape: Sequence[int], stride: Sequence[int], size: int, spans: list[tuple[int, int]]
 ) -> int | tuple[int, int]:
-    """The number of the first tensor that begins there; with the bytes between, of the first whose memory it reaches
-    into. ``spans``: from where to where the tensors before lie, to which this one is added."""
+    """The number of the first tensor that begins there; or of one that reaches into its memory, with the bytes between.
+    ``spans``: from where to where the tensors before lie, to which this one is added."""
     last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    end = begin + (last + 1) * size if 0 not in shape else begin
-    for number, (first, after) in enumerate(spans):
-        if begin == first:
-            spans[number] = first, max(end, after)
-            return number
-    reached = [number for number, (first, after) in enumerate(spans) if begin < after and first < end]
+    end = begin if 0 in shape else begin + (last + 1) * size
     spans.append((begin, end))
-    return (reached[0], begin - spans[reached[0]][0]) if reached else len(spans) - 1
+    pairs = enumerate(spans)  # this one begins where it begins
+    number, first = next((n, a) for n, (a, b) in pairs if begin == a or (begin < b and a < end))
+    return number if begin == first else (number, begin - first)
 
 
 def constants_of(kernel: Any) -> frozenset[int | str]:
