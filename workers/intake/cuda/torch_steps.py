@@ -14,8 +14,12 @@ from tilewright.workers.intake.triton.torch_kernels import REDUCTIONS, computed_
 from tilewright.workers.intake.triton.trace import Var, Work
 
 TYPES = {
-    torch.float32: "float", torch.float64: "double", torch.int32: "int", torch.int64: "long long", torch.bool: "bool",
-}  # fmt: skip
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int32: "int",
+    torch.int64: "long long",
+    torch.bool: "bool",
+}
 THREADS = "4 * 8 * 8"
 _COMPUTED = {
     "tl.float32": ("float", "fp32"),
