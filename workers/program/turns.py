@@ -30,7 +30,8 @@ MOST_EVENTS = 20
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round: of each step of the burst, or their mean."""
 
-Arm, Decided = Callable[[], list[float]], Callable[[Rounds], bool]
+Arm = Callable[[], list[float]]
+Decided = Callable[[Rounds], bool]
 
 
 def burst_steps(seconds: float) -> int:
