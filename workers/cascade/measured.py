@@ -151,7 +151,7 @@ class MeasuredCascade(Cascade):
         """Large shapes only where operands are made on the device and answers are sampled."""
         if self._target.interpreted:
             return DrawnStage((INTERPRETED, self._gated))
-        large = [(LARGE, self._sampled)] if self._samples.tables else []
+        large = [(LARGE, self._sampled)] if self._samples.sampled else []
         return DrawnStage((MEASURED, self._gated), *large)
 
     def _gated(self, request: Request, found: Findings) -> Failure | None:

@@ -151,7 +151,7 @@ class ScreenStage:
             for w in request.measured
             for kind in ("", *self._samples.draw_kinds(w, request.seed, most))
         ]
-        if not self._samples.tables:
+        if not self._samples.sampled:
             first = request.operator.input_kinds[0]
             return request.truth.prepare([(w, seed, kind or first) for w, kind in asked])
         for workload, kind in asked:

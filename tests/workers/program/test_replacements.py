@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from tilewright.evolve.errors import UserError  # noqa: E402
 from tilewright.evolve.program import run as program_run  # noqa: E402
 from tilewright.library.launch_replacement import Installation, NotInstalled, Replacement, Winner, signature  # noqa: E402
-from tilewright.workers.program import ENDED, scout, turns  # noqa: E402
+from tilewright.workers.program import ENDED, options, scout, turns  # noqa: E402
 from tilewright.workers.program import main as program_main  # noqa: E402
 from tilewright.workers.program.launches import Launch, LaunchRecorder, Values  # noqa: E402
 from tilewright.workers.program.main import _replacements  # noqa: E402
@@ -294,6 +294,35 @@ def test_rounds_that_were_interrupted_hardly_move_the_interval_and_chance_is_no_
     for found in (turns.middle(2 * steady), turns.middle([*2 * steady, -0.5])):
         assert 0.097 < math.log(found.low) < 0.1 < math.log(found.high) < 0.102
     assert turns.middle(steady[:5]).low == 0.0, "five rounds say nothing"
+
+
+@pytest.mark.parametrize(
+    ("noise", "gained", "share"), [(0.002, 0.04, 1.0), (0.03, 0.04, 0.9), (0.12, 0.04, 0.5)]
+)
+def test_an_option_is_tried_more_often_where_rounds_are_far_apart(
+    monkeypatch: pytest.MonkeyPatch, noise: float, gained: float, share: float
+) -> None:
+    """Pairs of bursts of half a second, whose times are drawn. One pair found 1, 0.42 and 0.01 of these gains."""
+    drawn, clock = random.Random(20261128), [0.0]
+    monkeypatch.setattr(turns, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(options, "time", turns.time)
+    monkeypatch.setattr(turns, "gc", mock.Mock())
+    timed = object.__new__(turns.Turns)
+    timed._count, timed._seconds, timed.graph = 6, 0.035, False
+
+    def burst(installation: Any, count: int) -> list[float]:
+        clock[0] += 0.035 * (count + 1)
+        faster = gained * (installation is not None and installation.replacements[0].value > 16)
+        return [math.exp(drawn.gauss(0, noise / 2**0.5)) / (1 + faster)]
+
+    monkeypatch.setattr(timed, "_timed", burst)
+    found, seconds = 0, []
+    for _ in range(40):
+        clock[0] = 0.0
+        option = options.Option("module", "name", "rows", 16, ())
+        found += options._best(option, SimpleNamespace(turns=timed), 15.0)[0] > 16  # type: ignore[arg-type]
+        seconds.append(clock[0])
+    assert found >= share * 40 and max(seconds) < 20, (found, seconds)
 
 
 class Event:

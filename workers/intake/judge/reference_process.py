@@ -10,7 +10,6 @@ it says there what it says on the host, of a small shape; the original kernel is
 import base64
 import dataclasses
 import functools
-import json
 import os
 import pickle
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilewright.seeds.operator import Workload
 from tilewright.seeds.sampled import kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import LAUNCHED, function_of, is_jax, run_reference
@@ -82,8 +82,7 @@ def _error_frame(error: Exception) -> Frame:
 
 def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     """Raises Unlike, and what the reference raises."""
-    asked = dict(data["operator"])
-    kind = str(asked.pop("kind", ""))
+    asked = data["operator"]
     # of the process that began this one
     operator: SampledOperator = pickle.loads(base64.b64decode(asked["operator"]))
     own, _, path = operator.reference.partition(":")
@@ -92,14 +91,13 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
     function = function_of(operator.reference)
     if is_jax(function):
         raise Unlike("a reference that speaks JAX runs on the host")
-    key = json.dumps(asked, sort_keys=True)
     with torch.device(device):
-        if own != SELF and key not in believed:
+        if own != SELF and asked["operator"] not in believed:
             _compare(operator, function, device)
-            believed.add(key)
-        workload = next(w for s in operator.suites.values() for w in s.workloads if w.id == asked["workload"])
+            believed.add(asked["operator"])
+        workload = Workload(str(asked["workload"]), asked["dims"])
         elements = functools.partial(DeviceElements, device=device)
-        tables = kind_tables(operator.tables(), kind)
+        tables = kind_tables(operator.tables(), str(asked.get("kind", "")))
         sample = sampling(operator, workload, int(data["seed"]), tables, elements)
     arrays = {f"due/{by}/{n}": a for by, found in sample.references.items() for n, a in found.items()}
     for name, axes in sample.where.items():
