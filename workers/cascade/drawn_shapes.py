@@ -130,8 +130,9 @@ def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Rand
     names = rng.sample(list(shapes[0]), len(shapes[0]))
     small = [shape for shape in shapes if legal.small(shape)]
     base = max(small or shapes, key=lambda shape: math.prod(shape.values()))
-    dims = _shrunk(dict(base), names, legal, rng)
-    for name in names if dims is not None else ():
+    if (dims := _shrunk(dict(base), names, legal, rng)) is None:
+        return None
+    for name in names:
         made = _with(dims, name, _ends([s[name] for s in shapes], rng, dims[name])[1], legal)
         dims = made if made is not None and legal.small(made) else dims
     return dims
