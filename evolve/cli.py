@@ -335,10 +335,12 @@ def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.errors import JournalError
+    from tilewright.evolve.mlflow_mirror.process import correct_ended
     from tilewright.evolve.program.folder import program_lines
     from tilewright.evolve.show.summary import campaign_line, status_lines
 
     home = home_folder(arguments.home)
+    correct_ended(home)
     if arguments.campaign is None:
         known, programs = campaigns(home), list(program_lines(home))
         for line in programs:
@@ -406,12 +408,14 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.mlflow_mirror.process import correct_ended
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.html import write_report
     from tilewright.evolve.report.lineage import PAGE
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
+    correct_ended(home)
     output = arguments.output or folder / REPORT
     try:
         with Journal(folder / JOURNAL) as journal:

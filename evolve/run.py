@@ -23,7 +23,7 @@ from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
 from tilewright.evolve.campaign.targets import require_usable
 from tilewright.evolve.errors import SeedFailed, UserError
-from tilewright.evolve.mlflow_mirror.process import MirrorProcess, start_mirror
+from tilewright.evolve.mlflow_mirror.process import MirrorProcess, correct_ended, start_mirror
 from tilewright.evolve.proposers.llm.client import Exchange
 from tilewright.evolve.record.archive import Archive
 from tilewright.evolve.record.home import JOURNAL, REPORT, discard, logbook, new_campaign
@@ -381,6 +381,7 @@ class _Run:
         seeds_passed = all(e is not None and e.verdict is Verdict.OK for e in seeds)
         if self._mirror is None and seeds_passed and self.resolved.config.mlflow.enabled:
             self._mirror = start_mirror(self.folder / JOURNAL, self.home)
+            correct_ended(self.home)
 
 
 class InfrastructureFault(UserError):

@@ -16,7 +16,16 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
-from tilewright.seeds.sampled import TABLE_KINDS, Heavy, Sample, Sampled, TableKinds, kind_tables, sampling
+from tilewright.seeds.sampled import (
+    TABLE_KINDS,
+    Heavy,
+    Sample,
+    Sampled,
+    SentOperands,
+    TableKinds,
+    kind_tables,
+    sampling,
+)
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -56,10 +65,15 @@ class Samples:
         self._sampled = operator if isinstance(operator, Sampled) else None
         self._tables = self._sampled.tables() if self._sampled else {}
         self._kinds = operator.input_kinds[1:]
-        if self._tables:
+        if self.sampled:
             self._kinds = tuple(operator.table_kinds if isinstance(operator, TableKinds) else TABLE_KINDS)
         self._made: Latest[tuple[str, int, str], Sample] = Latest(most)
         self._station = station
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a device makes the operands, and samples of its answers are compared."""
+        return self._sampled is not None
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
@@ -163,10 +177,15 @@ def measure(
     drawn = {w.id: samples.draw_kinds(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
     # who makes the operands makes their kinds: tables of all kinds would be most of what a device waits for
     arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
-    for workload in workloads if samples.tables else ():
+    for workload in workloads if samples.sampled else ():
+        if isinstance(request.operator, SentOperands):
+            sent = request.operator.sent(workload, seed)
+            arrays.update({f"{workload.id}/{name}": array for name, array in sent.items()})
         for name, axes in samples.of(workload, seed).where.items():
             arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
-    for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.tables):
+    for workload, kind in (
+        (w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.sampled
+    ):
         made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
         arrays.update({f"{workload.id}/{_array_name(kind, name)}": array for name, array in made.items()})
     data = {
@@ -273,7 +292,7 @@ def _timing_failure(
     wrong: Failure | None = None
     for kind in ("", *kinds):
         specs: Sequence[TensorSpec] = request.operator.outputs(workload)
-        if samples.tables:
+        if samples.sampled:
             sample = samples.of(workload, timing.seed, kind)
             specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
             references = dict(sample.references)

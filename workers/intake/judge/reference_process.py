@@ -10,7 +10,6 @@ once it says there what it says on the host, of a small shape; the original kern
 import base64
 import dataclasses
 import functools
-import json
 import os
 import pickle
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilewright.seeds.operator import Workload
 from tilewright.seeds.sampled import Sample, kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import LAUNCHED, function_of, is_jax, run_reference
@@ -82,8 +82,7 @@ def _error_frame(error: Exception) -> Frame:
 
 def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> Frame:
     """Raises Unlike, and what the reference raises."""
-    asked = dict(data["operator"])
-    kind = str(asked.pop("kind", ""))
+    asked = data["operator"]
     # of the process that began this one
     operator: TakenOperator = pickle.loads(base64.b64decode(asked["operator"]))
     own, _, path = operator.reference.partition(":")
@@ -92,20 +91,21 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
     function = function_of(operator.reference)
     if is_jax(function):
         raise Unlike("a reference that speaks JAX runs on the host")
-    key = json.dumps(asked, sort_keys=True)
     with torch.device(device):
-        if own != SELF and key not in believed:
+        if own != SELF and asked["operator"] not in believed:
             _compare(operator, function, device)
-            believed.add(key)
-        workload = next(w for s in operator.suites.values() for w in s.workloads if w.id == asked["workload"])
+            believed.add(asked["operator"])
+        kind = str(asked.get("kind", ""))
+        workload = Workload(str(asked["workload"]), asked["dims"], int(asked["turn"]))
         if isinstance(operator, SampledOperator):
             elements = functools.partial(DeviceElements, device=device)
             tables = kind_tables(operator.tables(), kind)
             sample = sampling(operator, workload, int(data["seed"]), tables, elements)
         else:
-            turned = dataclasses.replace(workload, turn=int(asked["turn"]))
-            inputs = operator.make_inputs(turned, int(data["seed"]), kind)
-            sample = Sample({}, operator.oracle(turned, {n: to_torch(a, device) for n, a in inputs.items()}))
+            inputs = operator.make_inputs(workload, int(data["seed"]), kind)
+            sample = Sample(
+                {}, operator.oracle(workload, {n: to_torch(a, device) for n, a in inputs.items()})
+            )
     arrays = {f"due/{by}/{n}": a for by, found in sample.references.items() for n, a in found.items()}
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})

@@ -13,13 +13,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
-from tilewright.workers.intake.calls.kept_values import kept_value
 from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.judge.reference import reference_results
-from tilewright.workers.intake.operator import Result, known_values
+from tilewright.workers.intake.operator import MOST_SENT, Result, drawn_integers
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
 
@@ -365,14 +364,11 @@ def _own_work(seed: Seed, dims: Mapping[str, int]) -> int:
         return sums
 
     tensors = {o.name: torch.zeros(o.sizes(dims), dtype=getattr(torch, o.dtype)) for o in seed.site.operands}
-    known = known_values(seed.site.operands, dims)
+    known = drawn_integers(seed.site.operands, dims, MOST_SENT)
     for operand in (o for o in seed.site.operands if not tensors[o.name].is_floating_point()):
-        own, sizes = known.get(operand.name), operand.sizes(dims)
-        if own is None and operand.values:
-            own = kept_value(operand.values, label_of(dims), operand.name, operand.dtype, sizes)
-        if own is None:
+        if operand.name not in known:
             return 0  # numbers may say how long a loop is
-        tensors[operand.name] = torch.from_numpy(own)
+        tensors[operand.name] = torch.from_numpy(known[operand.name])
     changed: dict[str, Any] = {
         "create_dot": count,
         "set_grid_dim": lambda self, *_: tell(self, *whole),
