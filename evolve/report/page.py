@@ -128,6 +128,8 @@ def write_atomically(path: Path, text: str) -> Path:
     try:
         part.write_text(text, encoding="utf-8", errors="replace")
         part.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)
     return path
