@@ -141,13 +141,14 @@ def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature 
             addresses.append(value.data_ptr())
             layout = str(value.dtype), tuple(value.shape), value.stride(), value.device.type
             wanted, same = grad and value.requires_grad, addresses.index(addresses[-1])
-            return (type(value).__name__, *layout, wanted, same)
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            return ("" if plain else type(value).__name__, *layout, wanted, same)
         if isinstance(value, list | tuple):
             return (type(value).__name__, *map(described, value))
         if isinstance(value, dict):
             return ("dict", *((repr(name), described(part)) for name, part in value.items()))
-        plain = isinstance(value, bool | int | float | str) or value is None
-        return repr(value) if plain else type(value).__qualname__
+        known = isinstance(value, bool | int | float | str) or value is None
+        return repr(value) if known else type(value).__qualname__
 
     try:
         named = tuple((name, described(value)) for name, value in sorted(kwargs.items()))

@@ -158,7 +158,7 @@ def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
 
 CALLS = {
     "other strides": lambda x: x.t().contiguous().t(), "differentiated": lambda x: x.clone().requires_grad_(),
-    "elsewhere": lambda x: x.to("meta"), "another class": lambda x: torch.nn.Parameter(x, False),
+    "elsewhere": lambda x: x.to("meta"), "another class": lambda x: x.as_subclass(type("Own", (torch.Tensor,), {})),
     "sparse": lambda x: x.to_sparse(),
 }  # fmt: skip
 
