@@ -44,7 +44,7 @@ def compiler():
     pool.close()
 
 
-@pytest.mark.parametrize(("operator", "kernel"), seeds(), ids=lambda of: of.name)
+@pytest.mark.parametrize(("operator", "kernel"), [*seeds()], ids=lambda of: of.name)
 def test_a_seed_is_recorded_without_a_device(compiler, operator, kernel):
     workload = next(iter(operator.suites.values())).check[0]
     inputs, outputs = operator.inputs(workload, kernel.inputs), operator.outputs(workload)
