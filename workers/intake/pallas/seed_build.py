@@ -56,8 +56,8 @@ class SeedBuild:
     build: Build
     operands: Sequence[Operand]
     strict: bool = True
-    """Whether runs are those of the gates' interpreter, where reading outside an array raises; else of a quicker one with
-    the same numbers, for kernels without anything beside the core."""
+    """Whether runs are those of the gates' interpreter, where reading outside an array raises; else of a quicker one
+    with the same numbers, for kernels without anything beside the core."""
     kept: dict[str, list[np.ndarray]] = field(default_factory=dict)
     compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """By parameters and shapes, and by what these trace to: many trace to the same."""
