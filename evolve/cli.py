@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import io
 import os
 import re
 import signal
@@ -107,6 +108,9 @@ def command() -> NoReturn:
     """
     # this process asks JAX for references alone; libtpu, which would answer signals itself, is for its children
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+            stream.reconfigure(errors="replace")  # an encoding may lack a sign such as ×
     code = main()
     if code == INTERRUPTED or any(thread.name in AT_WORK for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
@@ -335,10 +339,12 @@ def _tell(outcome: CampaignOutcome, arguments: argparse.Namespace) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.errors import JournalError
+    from tilewright.evolve.mlflow_mirror.process import correct_ended
     from tilewright.evolve.program.folder import program_lines
     from tilewright.evolve.show.summary import campaign_line, status_lines
 
     home = home_folder(arguments.home)
+    correct_ended(home)
     if arguments.campaign is None:
         known, programs = campaigns(home), list(program_lines(home))
         for line in programs:
@@ -361,7 +367,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import is_running
 
     home = home_folder(arguments.home)
-    folders = [find_campaign(home, name) for name in arguments.campaigns]
+    folders = list(dict.fromkeys(find_campaign(home, name) for name in arguments.campaigns))
     for folder in folders:
         if is_running(folder / JOURNAL):
             raise UserError(f"campaign {folder.name} is running; stop it first.")
@@ -406,12 +412,14 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from tilewright.evolve.mlflow_mirror.process import correct_ended
     from tilewright.evolve.record.journal import Journal
     from tilewright.evolve.report.html import write_report
     from tilewright.evolve.report.lineage import PAGE
 
     home = home_folder(arguments.home)
     folder = find_campaign(home, arguments.campaign)
+    correct_ended(home)
     output = arguments.output or folder / REPORT
     try:
         with Journal(folder / JOURNAL) as journal:

@@ -9,8 +9,6 @@ registers are allocated to warps in units of 256.
 Nothing here is a rate: what only compiles has no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

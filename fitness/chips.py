@@ -10,8 +10,6 @@ public peak. They serve floors; what kernels run at is in ``fitness.tpu.time_mod
 ``slots``: issue slots of one instruction bundle, from the header of libtpu's utilisation dump.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Allowlists, so that a name nobody thought of is refused: triton.language has a parser of types that evaluates Python.
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Mapping
 

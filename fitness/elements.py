@@ -6,8 +6,6 @@ its tile of 32 x 32, for sums in float32. Where only rounding is to be expected,
 near that of rounding the reference, too: an accumulator of 8 bits is 2 dB below it where no element is far off.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gates: comparisons that decide whether an output is right. Each is written so that NaN fails."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -11,8 +11,6 @@ datasheets, and the others have none: bounds no device reaches stand in for them
 whole measuring path runs in tests, and its peaks are bounds no CPU reaches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Intervals of measured times: medians and their errors, and ratios of kernels that took turns on the same device."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

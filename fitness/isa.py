@@ -3,8 +3,6 @@
 Everything is read from the assembler's text. Counts are *static*: an instruction inside a loop counts once.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

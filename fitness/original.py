@@ -4,8 +4,6 @@ The dialect says nothing about the function's text. Only the operator, which the
 has the text of the operator's own seed, with other parameters.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores: TFLOP/s, geometric means, fractions of the roofline, and the floors an operator cannot pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Targets: the hardware that candidates are for, and whether a device times them, a model does, or nothing does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

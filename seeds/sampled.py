@@ -8,10 +8,12 @@ stream, without the rest, and checks rows and columns that the candidate cannot 
 The hash is two rounds of xor-shift and multiplication on 32 bits (constants as in public-domain xxHash32's finaliser).
 """
 
+import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,10 +26,13 @@ _WORD = 0xFFFFFFFF
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 
 
+@functools.lru_cache(maxsize=4)
 def normal_table(deviation: float) -> np.ndarray:
     """float32 [TABLE]: equally likely values of a centred normal distribution of this standard deviation."""
     normal = NormalDist(0.0, deviation)
-    return np.array([normal.inv_cdf((i + 0.5) / TABLE) for i in range(TABLE)], dtype=np.float32)
+    made = np.array([normal.inv_cdf((i + 0.5) / TABLE) for i in range(TABLE)], dtype=np.float32)
+    made.flags.writeable = False
+    return made
 
 
 TABLE_KINDS = ("signed", "repeated", "outliers", "zeros", "faint", "huge")
@@ -91,15 +96,25 @@ class Elements:
     workload: str
     shapes: Mapping[str, tuple[int, ...]]
     tables: Mapping[str, np.ndarray]
+    sent: Arrays = field(default_factory=dict)
+    """See ``SentOperands``."""
 
     def at(self, operand: str, *axes: np.ndarray) -> np.ndarray:
         """The operand's elements at the crossings of these indices, one array for each axis."""
+        table = self.sent[operand] if operand in self.sent else self.tables[operand]
+        if is_whole(self.sent.get(operand), self.shapes[operand]):
+            return np.asarray(table[np.ix_(*axes)])
         index = np.zeros((), dtype=np.int64)
         for size, along in zip(self.shapes[operand], np.ix_(*axes), strict=True):
             index = index * size + along.astype(np.int64)
         with np.errstate(over="ignore"):
             found = places(index, stream(self.seed, self.workload, operand))
-        return self.tables[operand][found]
+        return table[found]
+
+
+def is_whole(sent: np.ndarray | None, shape: Sequence[int]) -> bool:
+    """Whether what was sent of an operand of this shape is all of it; else it is a table."""
+    return sent is not None and sent.size == math.prod(shape)
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,8 @@ class Sampled(Protocol):
         ...
 
     def tables(self) -> Mapping[str, np.ndarray]:
-        """By operand, the 65536 values it is drawn from, distributed like real data, since rates depend on it."""
+        """By operand, the 65536 values it is drawn from, distributed like real data, since rates depend on it; without
+        those that are ``SentOperands``."""
         ...
 
     def sample(self, workload: Workload, elements: Elements, rng: np.random.Generator) -> Sample:
@@ -137,7 +153,17 @@ def sampling(
     """The sample of a shape for operands of ``seed``. ``elements``: makes the operands' elements, here or elsewhere."""
     shapes = {spec.name: tuple(spec.shape) for spec in operator.inputs(workload)}
     rng = np.random.default_rng([seed, sum(workload.id.encode())])
-    return operator.sample(workload, elements(seed, workload.id, shapes, tables), rng)
+    sent = operator.sent(workload, seed) if isinstance(operator, SentOperands) else {}
+    return operator.sample(workload, elements(seed, workload.id, shapes, tables, sent), rng)
+
+
+@runtime_checkable
+class SentOperands(Protocol):
+    """An optional part of a sampled operator with operands that no shape shares, such as lengths and indices."""
+
+    def sent(self, workload: Workload, seed: int) -> Arrays:
+        """Each such operand of a shape, whole; of a large one, the ``TABLE`` values that it is drawn from."""
+        ...
 
 
 @runtime_checkable
@@ -152,7 +178,7 @@ class TableKinds(Protocol):
 
 @runtime_checkable
 class Heavy(Protocol):
-    """An optional part of a sampled operator if even a sample of its answers is much work for a processor."""
+    """An optional part of an operator whose answers, or even a sample of them, are much work for a processor."""
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """Request to a process with a device for the sample of a shape, as JSON; None if the host computes it soon."""

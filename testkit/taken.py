@@ -1,8 +1,6 @@
 """Operators as ``tune`` writes them, of functions in Triton (``exploits/taken.toml``): a softmax over rows, an
 attention of few queries over many keys, a norm and its gradients, indices, integer codes."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
+from tilewright.workers.intake.calls.call_text import GIVEN
 from tilewright.workers.intake.calls.kept_values import FILE, write_renamed
 from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import LARGE, Operand
+from tilewright.workers.intake.operator import LARGE, MOST_SENT, Operand, is_integer
 
 RECIPE = "taken"
 SEED = "seed"
@@ -146,12 +147,13 @@ def _points(answer: Mapping[str, Any]) -> str:
 
 
 def _can_be_sampled(answer: Mapping[str, Any]) -> bool:
-    """Whether operands may come from tables, value by value: sizes that add up to something may not."""
-    rows = answer["operands"]
-    if any(row[6] for row in rows):
+    """Whether operands may come from tables, value by value, or be sent: large ones with a form or a total may not."""
+    operands = [Operand(row[0], row[1], tuple(row[2]), *row[3:]) for row in answer["operands"]]
+    formed = [o for o in operands if o.form or o.total]
+    largest = (math.prod(o.sizes(dims)) for o in formed for dims in answer["dims"])
+    if any(o.form == GIVEN or not is_integer(o) for o in formed) or max(largest, default=0) > MOST_SENT:
         return False
-    totals = any(row[4] for row in rows)
-    return bool(answer["independent"]) or (not totals and "def launch(" in str(answer["source"]))
+    return bool(answer["independent"]) or "def launch(" in str(answer["source"])
 
 
 def _elements(answer: Mapping[str, Any], dims: Mapping[str, int]) -> int:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 import tilewright
 from tilewright.evolve.errors import JournalError
-from tilewright.evolve.record.journal import Journal
+from tilewright.evolve.record.home import JOURNAL, campaigns
+from tilewright.evolve.record.journal import Journal, is_running
 
 if TYPE_CHECKING:
     from tilewright.evolve.mlflow_mirror.writer import Mirror
@@ -130,7 +131,7 @@ class MirrorProcess:
 
 @dataclass(frozen=True)
 class Progress:
-    """A mirror's progress: ``mirrored`` evaluations, and whether MLflow is ``complete``.
+    """A mirror's progress: ``mirrored`` evaluations, and the ``state`` that MLflow shows.
 
     ``page`` is the path of the campaign's page on the server. MLflow itself decides what is missing.
     """
@@ -138,7 +139,7 @@ class Progress:
     uri: str = ""
     page: str = ""
     mirrored: int = 0
-    complete: bool = False
+    state: str = "running"
 
 
 def read_progress(journal_path: Path) -> Progress:
@@ -159,8 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     os.environ.update(SETTINGS)
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    if arguments.parent is not None:  # beside a campaign, which is timing kernels
+        with contextlib.suppress(OSError):
+            os.nice(NICENESS)
     return max(_follow(journal, arguments) for journal in arguments.journals)
 
 
@@ -251,8 +253,9 @@ class Follower:
                 return False
         ended = state in ("finished", "interrupted")
         if ended or orphaned or self.stopping:
-            mirror.show(state if ended or self.parent is None else "killed")
-            self._report(Progress(self.uri, mirror.page, mirror.mirrored, complete=state == "finished"))
+            state = state if ended or self.parent is None else "killed"
+            mirror.show(state)
+            self._report(Progress(self.uri, mirror.page, mirror.mirrored, state))
             return True
         return False
 
@@ -309,16 +312,33 @@ def _only_one(journal_path: Path, follower: Follower) -> Iterator[None]:
 
 
 def _state(journal: Journal) -> str:
-    """``running``, ``interrupted`` or ``finished``, after the campaign's last event."""
+    """``interrupted`` or ``finished``, after the campaign's last event; else ``running`` or ``killed``, by its lock."""
+    running = journal.running  # before the events: the last one comes before the lock is let go
     kinds = [e.kind for e in journal.events() if e.kind in ("started", "resumed", "interrupted", "finished")]
-    return kinds[-1] if kinds and kinds[-1] in ("interrupted", "finished") else "running"
+    if kinds and kinds[-1] in ("interrupted", "finished"):
+        return kinds[-1]
+    return "running" if running else "killed"
+
+
+def correct_ended(home: Path) -> None:
+    """Start mirrors of the campaigns that ended together with their mirror, so that MLflow shows them as running."""
+    for folder in campaigns(home):
+        journal, progress = folder / JOURNAL, read_progress(folder / JOURNAL)
+        if progress.uri and _still_running(journal, progress) and not being_mirrored(journal):
+            with contextlib.suppress(OSError):  # a folder for reading only
+                MirrorProcess(journal, mirror_command([journal], home, progress.uri), os.environ)
 
 
 def behind(journal_path: Path, uri: str) -> bool:
     """Whether a store may lack a part of this campaign, by the last mirror's progress."""
     progress = read_progress(journal_path)
     missing = progress.mirrored < _evaluations(journal_path)
-    return progress.uri != uri or missing or not progress.complete or not progress.page
+    return progress.uri != uri or not progress.page or missing or _still_running(journal_path, progress)
+
+
+def _still_running(journal_path: Path, progress: Progress) -> bool:
+    """Whether MLflow shows a campaign as running that has ended."""
+    return progress.state == "running" and not is_running(journal_path)
 
 
 def being_mirrored(journal_path: Path) -> bool:

@@ -1,7 +1,5 @@
 """What a schedule waits for, in words: sentences made of a diagnosis, for a model that is to improve it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

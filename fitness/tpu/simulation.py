@@ -3,8 +3,6 @@
 ``fitness.tpu.time_model`` turns it into a time; ``docs/time_model.md`` says how that was checked and where it is off.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,7 +16,16 @@ from tilewright.fitness import gates, intervals, score
 from tilewright.fitness.elements import INEXACT
 from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.seeds.operator import Arrays, Operator, TensorSpec, Workload
-from tilewright.seeds.sampled import TABLE_KINDS, Heavy, Sample, Sampled, TableKinds, kind_tables, sampling
+from tilewright.seeds.sampled import (
+    TABLE_KINDS,
+    Heavy,
+    Sample,
+    Sampled,
+    SentOperands,
+    TableKinds,
+    kind_tables,
+    sampling,
+)
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import JobLimits
@@ -52,13 +61,19 @@ class Samples:
     """
 
     def __init__(self, operator: Operator, station: Station | None = None, most: int = 256) -> None:
+        self._operator = operator
         self._sampled = operator if isinstance(operator, Sampled) else None
         self._tables = self._sampled.tables() if self._sampled else {}
         self._kinds = operator.input_kinds[1:]
-        if self._tables:
+        if self.sampled:
             self._kinds = tuple(operator.table_kinds if isinstance(operator, TableKinds) else TABLE_KINDS)
         self._made: Latest[tuple[str, int, str], Sample] = Latest(most)
         self._station = station
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a device makes the operands, and samples of its answers are compared."""
+        return self._sampled is not None
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
@@ -76,12 +91,13 @@ class Samples:
 
         def made() -> Sample:
             tables = kind_tables(self._tables, kind)
-            return self._from_device(workload, seed, kind) or sampling(sampled, workload, seed, tables)
+            return self.from_device(workload, seed, kind) or sampling(sampled, workload, seed, tables)
 
         return self._made.of((workload.id, seed, kind), made)
 
-    def _from_device(self, workload: Workload, seed: int, kind: str) -> Sample | None:
-        asked = self._sampled.elsewhere(workload) if isinstance(self._sampled, Heavy) else None
+    def from_device(self, workload: Workload, seed: int, kind: str) -> Sample | None:
+        """What the station's device computes; of operands that the host makes every element, None where it does not."""
+        asked = self._operator.elsewhere(workload) if isinstance(self._operator, Heavy) else None
         if asked is None or self._station is None:
             return None
         return self._station.sample({**asked, "kind": kind}, seed)
@@ -161,10 +177,15 @@ def measure(
     drawn = {w.id: samples.draw_kinds(w, request.seed, 0 if request.baseline else kinds) for w in workloads}
     # who makes the operands makes their kinds: tables of all kinds would be most of what a device waits for
     arrays: dict[str, np.ndarray] = {f"table/{name}": table for name, table in samples.tables.items()}
-    for workload in workloads if samples.tables else ():
+    for workload in workloads if samples.sampled else ():
+        if isinstance(request.operator, SentOperands):
+            sent = request.operator.sent(workload, seed)
+            arrays.update({f"{workload.id}/{name}": array for name, array in sent.items()})
         for name, axes in samples.of(workload, seed).where.items():
             arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
-    for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.tables):
+    for workload, kind in (
+        (w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.sampled
+    ):
         made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
         arrays.update({f"{workload.id}/{_array_name(kind, name)}": array for name, array in made.items()})
     data = {
@@ -271,13 +292,15 @@ def _timing_failure(
     wrong: Failure | None = None
     for kind in ("", *kinds):
         specs: Sequence[TensorSpec] = request.operator.outputs(workload)
-        if samples.tables:
+        if samples.sampled:
             sample = samples.of(workload, timing.seed, kind)
             specs = [TensorSpec(s.name, tuple(len(i) for i in sample.where[s.name]), s.dtype) for s in specs]
             references = dict(sample.references)
         else:
             own = kind or request.operator.input_kinds[0]
-            references = request.truth.references(workload, timing.seed, own)
+            there = samples.from_device(workload, timing.seed, own)
+            due = there.references if there else request.truth.references(workload, timing.seed, own)
+            references = dict(due)
         prefix = f"{place}/{_array_name(kind, '')}"
         outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
         label = f"timed calls at {workload.id}" + (f" on {kind}" if kind else "")

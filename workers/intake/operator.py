@@ -35,8 +35,10 @@ from tilewright.seeds.operator import (
     Workload,
 )  # fmt: skip
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
+from tilewright.workers.intake.calls.call_text import OFFSETS, PARTS
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
-from tilewright.workers.intake.calls.sizes import size_of
+from tilewright.workers.intake.calls.kept_values import kept_value
+from tilewright.workers.intake.calls.sizes import label_of, size_of
 from tilewright.workers.intake.judge.inputs import (
     EXTREME,
     LARGEST_CODES,
@@ -86,8 +88,8 @@ roundings."""
 LEAN = 2.0**-3
 """Mean error in one direction that 16-bit floats may have, in last places; truncation makes one half."""
 
-MOST_KNOWN = 1 << 12
-"""Most elements of an integer operand that a modelled time may depend on."""
+MOST_KNOWN, MOST_SENT = 1 << 12, 1 << 18
+"""Most elements of an integer operand that a modelled time may depend on, and that is sent to a device."""
 
 LARGE = 1 << 20
 """Elements of operands above which the device makes them and the answer is sampled."""
@@ -170,12 +172,40 @@ class Result:
 
 def known_values(operands: Sequence[Operand], dims: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Values of small int32 operands, drawn as for a call: a modelled time may depend on them."""
-    found = {}
-    for operand in operands:
-        if operand.dtype == "int32" and math.prod(operand.sizes(dims)) <= MOST_KNOWN:
-            rng = np.random.default_rng(zlib.crc32(operand.name.encode()))
-            found.update(draws([operand], dims, "randn", 0, rng))
+    return drawn_integers([o for o in operands if o.dtype == "int32"], dims, MOST_KNOWN)
+
+
+def drawn_integers(
+    operands: Sequence[Operand], dims: Mapping[str, int], most: int, order: int | None = None
+) -> dict[str, np.ndarray]:
+    """The operands of integers with at most so many elements, drawn as for a call.
+
+    Each ``order`` has the same values at other places, parts of a total cut in another order, and operands of one size
+    alike: so all are the same work. The caller's own values stay where they are."""
+    whole = [o for o in operands if is_integer(o) and math.prod(o.sizes(dims)) <= most]
+    found = draws(whole, dims, "randn", 0, np.random.default_rng(len(whole)))
+    if order is None:
+        return found
+    for operand in whole:
+        values = found[operand.name]
+        if (
+            operand.values
+            and kept_value(operand.values, label_of(dims), operand.name, operand.dtype, values.shape)
+            is not None
+        ):
+            continue
+        flat = np.diff(values, prepend=values.dtype.type(0)) if operand.form in PARTS else values.reshape(-1)
+        first = int(operand.form == OFFSETS)
+        flat[first:] = np.random.default_rng([order, flat.size - first]).permutation(flat[first:])
+        found[operand.name] = (
+            np.cumsum(flat, dtype=values.dtype) if operand.form in PARTS else flat.reshape(values.shape)
+        )
     return found
+
+
+def is_integer(operand: Operand) -> bool:
+    """Whether its elements are counts, indices or codes."""
+    return operand.dtype != "bool" and not is_float(operand.dtype)
 
 
 @dataclass(frozen=True)
@@ -272,11 +302,12 @@ class TakenOperator:
         """See ``seeds.operator.KnownOperands``: lengths, group sizes and tables as one call has them."""
         return known_values(self.operands, workload.dims)
 
-    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+    def oracle(self, workload: Workload, inputs: Mapping[str, Any]) -> dict[str, Arrays]:
+        """Of a device's tensors the reference's answers are computed there."""
         return self._references(inputs)
 
     def _references(
-        self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None
+        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> dict[str, Arrays]:
         """References by name: one for each result, and codes beside ties as ``BESIDE``."""
         found = {name: {name: answer} for name, answer in self.answers(inputs, at).items()}
@@ -287,7 +318,9 @@ class TakenOperator:
                 found[name] = {name: near[name] for name in codes}
         return found
 
-    def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
+    def answers(
+        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
+    ) -> Arrays:
         """The reference's results by name, float64 or in the result's own bits; ``at``: at these indices alone."""
         places = {r.place: at[r.name] for r in self.results} if at else None
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
@@ -295,6 +328,19 @@ class TakenOperator:
             own, call, precision = self.rest
             values += run_reference(function_of(own), call, inputs, precision, places)[len(values) :]
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
+
+    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
+        """See ``seeds.sampled.Heavy``: this operator and its shape."""
+        dims, sampled = workload.dims, self.independent if isinstance(self, SampledOperator) else ()
+        kept = {n: min(size, SAMPLED) if n in sampled else size for n, size in dims.items()}
+        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
+        share = math.prod(kept[n] / dims[n] for n in dims)
+        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
+        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
+            return None
+        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
+        where = {"workload": workload.id, "dims": dict(workload.dims), "turn": workload.turn}
+        return {"operator": base64.b64encode(plain).decode(), **where}
 
     def flops(self, workload: Workload) -> int:
         """``work``, or one operation for each element written if that is more."""
@@ -319,17 +365,22 @@ class SampledOperator(TakenOperator):
     def tables(self) -> Mapping[str, np.ndarray]:
         made = {}
         for operand in self.operands:
-            if is_float(operand.dtype):
+            if operand.dtype == "bool":
+                made[operand.name] = np.arange(TABLE) % 2 > 0
+            elif is_float(operand.dtype):
                 plain = dataclasses.replace(operand, size=1.0)
                 values = within(plain, normal_table(operand.size))
                 made[operand.name] = values.astype(numpy_dtype(operand.dtype))
-            else:
-                bounds = [w.dims for suite in self.suites.values() for w in suite.workloads]
-                high = 2 if operand.dtype == "bool" else min([bound_of(operand, d) for d in bounds] or [2])
-                low = 0 if operand.dtype == "bool" else least_of(operand)
-                made[operand.name] = (low + np.arange(TABLE) % (high - low)).astype(
-                    numpy_dtype(operand.dtype)
-                )
+        return made
+
+    def sent(self, workload: Workload, seed: int) -> Arrays:
+        """See ``seeds.sampled.SentOperands``: the integers, as the sizes of the shape bound them."""
+        order = zlib.crc32(f"{seed}/{workload.id}".encode())
+        made = drawn_integers(self.operands, workload.dims, MOST_SENT, order)
+        for operand in (o for o in self.operands if is_integer(o) and o.name not in made):
+            low, high = least_of(operand), bound_of(operand, workload.dims)
+            spread = low + np.arange(TABLE) * (high - low) // TABLE
+            made[operand.name] = spread.astype(numpy_dtype(operand.dtype))
         return made
 
     @property
@@ -363,18 +414,6 @@ class SampledOperator(TakenOperator):
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         return Sample(where, self._references(inputs, at))
-
-    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
-        """See ``seeds.sampled.Heavy``: this operator and its shape."""
-        dims = workload.dims
-        kept = {n: min(size, SAMPLED) if n in self.independent else size for n, size in dims.items()}
-        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
-        share = math.prod(kept[n] / dims[n] for n in dims)
-        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
-            return None
-        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
-        return {"operator": base64.b64encode(plain).decode(), "workload": workload.id}
 
 
 def thinned_places(

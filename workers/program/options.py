@@ -15,11 +15,12 @@ from tilewright.workers.program.calls import Watch
 from tilewright.workers.program.record import Recorded
 from tilewright.workers.program.scout import limited
 from tilewright.workers.program.search import Outcomes
+from tilewright.workers.program.turns import LEAST_ROUNDS, TRIAL_ROUNDS
 
 FACTORS = ((4, 2, 8, 16), (1 / 4, 1 / 2, 1 / 8, 1 / 16))
 """Times the default, upwards and downwards: the first is tried of every option, the others where it pays."""
 
-LEAST_GAIN, LEAST_SECONDS, CONFIRMING_ROUNDS = 1.01, 60.0, 6
+LEAST_GAIN, LEAST_SECONDS = 1.01, 60.0
 
 
 def search_options(
@@ -33,7 +34,8 @@ def search_options(
     if recorded.data["graph"]:  # what it holds was called before
         return []
     found, deadline = [], time.monotonic() + max(seconds, LEAST_SECONDS)
-    for candidate in candidates(recorded):
+    tried = candidates(recorded)
+    for place, candidate in enumerate(tried):
         name = f"{candidate.module}.{candidate.name}({candidate.option})"
         noted = kept.options.get(name)
         if noted is None and time.monotonic() > deadline:
@@ -42,7 +44,7 @@ def search_options(
         if noted is None:
             kept.mark(name, {})
             with limited([], trials=False):
-                value, gain = _best(candidate, recorded)
+                value, gain = _best(candidate, recorded, (deadline - time.monotonic()) / (len(tried) - place))
             noted = {"value": value, "gain": gain}
             kept.mark(name, noted)
             say(f"  {name}: " + (f"{gain:.3f} x by {value}" if gain > 1 else "no value is faster"))
@@ -51,20 +53,25 @@ def search_options(
     return found
 
 
-def _best(candidate: Option, recorded: Recorded) -> tuple[int, float]:
-    gains = {candidate.value: 1.0}
+def _best(candidate: Option, recorded: Recorded, seconds: float) -> tuple[int, float]:
+    """The fastest value and its gain, of trials whose rounds go on, within ``seconds``, until their intervals are on
+    one side of the least gain: a round may be off by more than an option gives where the host bounds the step."""
+
+    def gain(value: int, *how: Any) -> float:
+        return recorded.turns.gain(Installation([replace(candidate, value=value)]), *how).value
+
+    gains, deadline = {candidate.value: 1.0}, time.monotonic() + seconds
     for factors in FACTORS:
         for factor in (f for f in factors if candidate.value * f % 1 == 0):
             value = int(candidate.value * factor)
-            gains[value] = recorded.turns.gain(Installation([replace(candidate, value=value)]), 1).value
+            gains[value] = gain(value, TRIAL_ROUNDS, (deadline - time.monotonic()) / 4, LEAST_GAIN)
             if factor == factors[0] and gains[value] < LEAST_GAIN:
                 break
     best = max(gains, key=lambda value: gains[value])
-    if gains[best] > LEAST_GAIN:  # one burst may have waited for the host
-        found = recorded.turns.gain(Installation([replace(candidate, value=best)]), CONFIRMING_ROUNDS)
-        if found.value > LEAST_GAIN and found.low > 1.0:
-            return best, found.value
-    return candidate.value, 1.0
+    if gains[best] > LEAST_GAIN:  # the largest of several is flattered
+        gains[best] = gain(best, LEAST_ROUNDS, deadline - time.monotonic())
+    # what is undecided is proved
+    return (best, gains[best]) if gains[best] > LEAST_GAIN else (candidate.value, 1.0)
 
 
 def candidates(recorded: Recorded) -> list[Option]:
@@ -81,7 +88,7 @@ def candidates(recorded: Recorded) -> list[Option]:
         for option, default in options.items():
             known = tuple(  # in one order for every run: faster.py holds it
                 c for c in sorted(watch.seen, key=repr)
-                if not any(type(p) is tuple and p[:1] == (option,) for p in c)
+                if option not in dict(c[2])
             )  # fmt: skip
             if known:
                 found.append(Option(watch.module, watch.name, option, default, known))

@@ -17,7 +17,10 @@ from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.step import Program, synchronise
 
 BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
-LEAST_ROUNDS, MOST_ROUNDS = 6, 100
+LEAST_ROUNDS, MOST_ROUNDS, TRIAL_ROUNDS = 6, 100, 3
+NORMAL_75 = 1.15
+"""Half width of a 75 % interval, of which three rounds have one: from their least to their largest. 95 % takes six."""
+
 WAITS = 0.85
 """Share of a step that the device is busy, below which its bursts are short."""
 
@@ -26,6 +29,9 @@ MOST_EVENTS = 20
 
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round: of each step of the burst, or their mean."""
+
+Arm = Callable[[], list[float]]
+Decided = Callable[[Rounds], bool]
 
 
 def burst_steps(seconds: float) -> int:
@@ -59,13 +65,16 @@ def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
 
 
 def take_turns(
-    arms: Mapping[str, Callable[[], list[float]]], seconds: float = 0.0, least: int = LEAST_ROUNDS
+    arms: Mapping[str, Arm], seconds: float = 0.0, least: int = LEAST_ROUNDS, decided: Decided | None = None
 ) -> Rounds:
     """Times of every arm once a round, in an order that reverses each round and starts at another arm after two, so
-    that drift cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time, and ``least`` whatever they take."""
+    that drift cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time or until they are ``decided``, and
+    ``least`` whatever they take."""
     found: Rounds = {name: [] for name in arms}
     deadline, count = time.monotonic() + seconds, 0
-    while count < least or (count < MOST_ROUNDS and time.monotonic() < deadline):
+    while count < least or (
+        count < MOST_ROUNDS and time.monotonic() < deadline and not (decided and decided(found))
+    ):
         first = count // 2 % len(arms)
         names = [*list(arms)[first:], *list(arms)[:first]]
         for name in reversed(names) if count % 2 else names:
@@ -88,7 +97,13 @@ class Turns:
         self._each = torch.cuda.is_available() and self._count <= MOST_EVENTS
         self._each = self._each and sum(steps_seconds(step, LEAST_BURST)) > 0.7 * LEAST_BURST * seconds
 
-    def rounds(self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS) -> Rounds:
+    def rounds(
+        self,
+        arms: Mapping[str, Any],
+        seconds: float = 0.0,
+        least: int = LEAST_ROUNDS,
+        decided: Decided | None = None,
+    ) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
 
         Bursts are shorter where ``least`` rounds would take longer than ``seconds``. The first round, after a wait, is
@@ -106,14 +121,22 @@ class Turns:
         try:
             for arm in timed.values() if least > 1 and not self.graph else ():
                 arm()
-            return take_turns(timed, deadline - time.monotonic(), least)
+            return take_turns(timed, deadline - time.monotonic(), least, decided)
         finally:
             gc.unfreeze()
 
-    def gain(self, installation: Installation, rounds: int) -> Ratio:
-        """How many times faster the step is with an installation; 0 where it fails, or takes too much memory."""
+    def gain(self, installation: Installation, least: int, seconds: float = 0.0, bar: float = 1.0) -> Ratio:
+        """How many times faster the step is with an installation; 0 where it fails, or takes too much memory. Where
+        rounds are far apart, more than the ``least`` follow, within ``seconds``, until the interval does not hold
+        ``bar``: that of 95 %, and of a trial of fewer than ``LEAST_ROUNDS`` of 75 %."""
+        errors = NORMAL_75 if least < LEAST_ROUNDS else NORMAL_95
+
+        def decided(rounds: Rounds) -> bool:
+            found = ratio(rounds, "", "*", errors)
+            return not found.low <= bar <= found.high
+
         try:
-            return ratio(self.rounds({"": None, "*": installation}, least=rounds), "", "*")
+            return ratio(self.rounds({"": None, "*": installation}, seconds, least, decided), "", "*")
         except Exception:  # noqa: BLE001 - a package's own checks, or no memory
             synchronise()  # raises for a device that no longer answers
             torch.cuda.empty_cache()
@@ -129,18 +152,18 @@ class Turns:
             return [burst_seconds(step, count)]
 
 
-def ratio(rounds: Rounds, slower: str, faster: str) -> Ratio:
-    """Seconds of one arm over those of another, with the interval."""
+def ratio(rounds: Rounds, slower: str, faster: str, errors: float = NORMAL_95) -> Ratio:
+    """Seconds of one arm over those of another, with the interval (``middle``)."""
     pairs = zip(rounds[slower], rounds[faster], strict=True)
-    return middle([math.log(statistics.median(a) / statistics.median(b)) for a, b in pairs])
+    return middle([math.log(statistics.median(a) / statistics.median(b)) for a, b in pairs], errors)
 
 
-def middle(logs: Sequence[float]) -> Ratio:
+def middle(logs: Sequence[float], errors: float = NORMAL_95) -> Ratio:
     """The ratio whose logarithms these are, by round: the middle of all means of two rounds, which one that was
-    interrupted hardly moves, and its 95 % interval by Wilcoxon's signed ranks, which takes six rounds."""
+    interrupted hardly moves, and its interval of so many standard errors by Wilcoxon's signed ranks."""
     means = sorted(map(statistics.fmean, itertools.combinations_with_replacement(logs, 2)))
     count = len(logs)
-    ranks = len(means) / 2 - 0.5 - NORMAL_95 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    ranks = len(means) / 2 - 0.5 - errors * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
     out = math.floor(ranks)
     low, high = (means[out], means[-1 - out]) if out >= 0 else (-math.inf, math.inf)
     return Ratio(*map(math.exp, (statistics.median(means), low, high)))

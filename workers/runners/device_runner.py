@@ -47,6 +47,13 @@ def operand_tables(job: Frame, kind: str) -> Mapping[str, np.ndarray]:
     return kind_tables({name: job.arrays[f"table/{name}"] for name in job.data.get("tables", ())}, kind)
 
 
+def sent_array(job: Frame, workload: str, kind: str, name: str) -> np.ndarray:
+    """What was sent of an operand of a timed workload: whole, or its table (see ``seeds.sampled.SentOperands``), which
+    kinds may share."""
+    own = f"{workload}/{kind}/{name}"
+    return job.arrays[own if own in job.arrays else f"{workload}/{name}"]
+
+
 def far_behind(ratios: Sequence[float]) -> bool:
     """Whether a candidate with these ratios to the pace so far is measured briefly from here on."""
     return len(ratios) >= LEAST_PACED and statistics.geometric_mean(ratios) > CLEARLY_SLOWER

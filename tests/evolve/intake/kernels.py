@@ -1,7 +1,5 @@
 """Kernels as people write them, for tests: nothing of the dialect is asked of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HERE = Path(__file__).parent

@@ -4,8 +4,6 @@
 and whether the winner served it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

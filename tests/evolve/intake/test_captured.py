@@ -1,7 +1,5 @@
 """Real calls noted while a program runs, and the winner as a function that knows which calls are its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

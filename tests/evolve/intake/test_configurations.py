@@ -1,7 +1,5 @@
 """A file's own autotune configurations are what its campaign tries first."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

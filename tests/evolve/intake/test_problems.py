@@ -1,7 +1,5 @@
 """Benchmarks' files at the command line: what is tuned, how it is called, by what it is judged."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

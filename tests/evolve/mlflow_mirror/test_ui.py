@@ -51,7 +51,7 @@ def test_a_taken_port_gives_the_next_one(monkeypatch):
         ui.free_port("127.0.0.1", 0)
 
 
-def test_which_campaigns_are_late(tmp_path):
+def test_which_campaigns_are_late(tmp_path, monkeypatch):
     uri = mirror_process.store_uri(tmp_path, {})
     complete, late, empty = (campaign(tmp_path, f"c-00{n}") for n in (1, 2, 3))
     write_sample(complete, 2)
@@ -59,11 +59,20 @@ def test_which_campaigns_are_late(tmp_path):
     empty.parent.mkdir()
     Journal(empty, write=True, create=True).close()
     follower = mirror_process.Follower(complete, uri, tmp_path, None)
-    follower._report(mirror_process.Progress(uri, "/#/x", 2, complete=True))
+    follower._report(mirror_process.Progress(uri, "/#/x", 2, "finished"))
     assert ui.late_campaigns(tmp_path, uri) == [late]
     assert ui.late_campaigns(tmp_path, "sqlite:///other.db") == [complete, late]
     with mirror_process._only_one(late, follower):
         assert ui.late_campaigns(tmp_path, uri) == []
+    # a campaign that was killed together with its mirror, and one that runs
+    started: list[object] = []
+    monkeypatch.setattr(mirror_process, "MirrorProcess", lambda path, *_: started.append(path))
+    follower._report(mirror_process.Progress(uri, "/#/x", 2))
+    with Journal(complete, write=True):
+        mirror_process.correct_ended(tmp_path)
+        assert started == []
+    mirror_process.correct_ended(tmp_path)
+    assert started == [complete] and ui.late_campaigns(tmp_path, uri) == [complete, late]
 
 
 @pytest.mark.slow
@@ -74,9 +83,10 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
     address = f"http://127.0.0.1:{port}"
     for path, count in ((here, 3), (there, 8)):
         write_sample(path, count, campaign=path.parent.name)
-    mirror = mirror_process.start_mirror(
-        there, tmp_path / "there", {**os.environ, mirror_process.URI_VARIABLE: address}
-    )
+    command = mirror_process.mirror_command(
+        [there], tmp_path / "there", address
+    )  # no campaign: it is not nice
+    mirror = mirror_process.MirrorProcess(there, command, os.environ)
     _await(lambda: "trying again" in (there.parent / mirror_process.LOG).read_text())
     code = (
         "import sys, pathlib; from tilewright.evolve.mlflow_mirror.ui import serve_ui; "
@@ -86,7 +96,7 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
     server = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "here"), str(port)], env=env)
     try:
         _await(lambda: server.poll() is not None or _answers(f"{address}/health"))
-        assert mirror_process.read_progress(here).complete
+        assert mirror_process.read_progress(here).state == "finished"
         if missing_browser() is None:
             _read_pages(address, mirror_process.read_progress(here).page)
         assert mirror.wait(120) and mirror.lag() == 0, (there.parent / mirror_process.LOG).read_text()

@@ -19,7 +19,7 @@ from tilewright.fitness.evaluation import FigureKind, GateReading, Stage, Verdic
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
-from tilewright.seeds.operator import Scope
+from tilewright.seeds.operator import Scope, in_order
 from tilewright.workers.cascade import drawn_shapes, measured
 from tilewright.workers.cascade.drawn_shapes import declared
 from tilewright.workers.cascade.measured import MeasuredCascade
@@ -44,7 +44,9 @@ from tilewright.workers.request import Failure, Findings
 OPERATOR = Doubler()
 
 
-request = functools.partial(scripted.request, OPERATOR, source="text", checked=(shape(32), shape(48)))
+request = functools.partial(
+    scripted.request, OPERATOR, source="text", checked=in_order((shape(32), shape(48)))
+)
 
 
 def gated(change=lambda frame: frame, **changes):
@@ -83,7 +85,7 @@ def test_answers_are_due_before_the_device_is_asked():
             return super().oracle(workload, inputs)
 
     stage, operator = GateStage(ScriptedStation(answers)), Counted()
-    asked = scripted.request(operator, source="text", checked=(shape(32), shape(48)))
+    asked = scripted.request(operator, source="text", checked=in_order((shape(32), shape(48))))
     stage.prepare(asked)
     assert operator.asked == 2
     assert stage.run(asked, Findings()) is None and operator.asked == 2
@@ -188,7 +190,7 @@ def test_a_screen_is_paced_by_the_champion():
 def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_asked_for():
     flags, made = [], []
     station = SimpleNamespace(operand_seed=lambda seed, ahead=False: flags.append(ahead) or 3)
-    samples = SimpleNamespace(tables={"a": np.zeros(1)}, of=lambda *key: made.append(key))
+    samples = SimpleNamespace(sampled=True, of=lambda *key: made.append(key))
     samples.draw_kinds = lambda workload, seed, most: [f"{seed} {most}"]
     for final, most in ((False, 2), (True, None)):
         made.clear()
@@ -196,7 +198,7 @@ def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_aske
         assert [(w.id, *rest) for w, *rest in made] == [
             (name, 3, kind) for name in ("m64", "m32") for kind in ("", f"7 {most}")
         ]
-    samples.tables, asked = {}, request()
+    samples.sampled, asked = False, request()
     with mock.patch.object(asked.truth, "prepare") as prepare:
         ScreenStage(station, samples).prepare(asked)
     first = asked.operator.input_kinds[0]
@@ -624,14 +626,12 @@ def test_a_champion_that_changed_while_waiting_is_the_one_to_meet():
     assert gone.champion().entry.id == "g" and len(gone.jobs) == 2
 
 
-@pytest.mark.parametrize(
-    ("tables", "lots"), [({}, ["MEASURED"]), ({"a": np.zeros(1)}, ["MEASURED", "LARGE"])]
-)
-def test_large_shapes_are_drawn_where_answers_are_sampled_and_compilers_count(tables, lots):
+@pytest.mark.parametrize(("sampled", "lots"), [(False, ["MEASURED"]), (True, ["MEASURED", "LARGE"])])
+def test_large_shapes_are_drawn_where_answers_are_sampled_and_compilers_count(sampled, lots):
     compiler = SimpleNamespace(cpu_seconds=3.0)
     cascade = MeasuredCascade(
         OPERATOR, TARGET, SUITE, object.__new__(LocalStation), compiler=compiler,
-        samples=SimpleNamespace(tables=tables),
+        samples=SimpleNamespace(sampled=sampled),
     )  # fmt: skip
     assert [lot for lot, _ in cascade._on_drawn()._lots] == [getattr(drawn_shapes, name) for name in lots]
     before = time.thread_time()

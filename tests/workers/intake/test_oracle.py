@@ -10,21 +10,24 @@ import torch
 
 from tilewright.evolve.intake.folder import _can_be_sampled
 from tilewright.seeds.operator import Suite, Workload
-from tilewright.seeds.sampled import kind_tables, sampling
+from tilewright.seeds.sampled import Elements, kind_tables, sampling
+from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.oracle import DeviceOracle, _sample
 from tilewright.workers.device.timing import Samples
 from tilewright.workers.intake.judge import reference_process as oracle
+from tilewright.workers.intake.judge.inputs import bound_of
 from tilewright.workers.intake.judge.oracles import OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import ModuleProcess, begun_process
-from tilewright.workers.intake.operator import Operand, Result, SampledOperator
+from tilewright.workers.intake.operator import MOST_SENT, Operand, Result, SampledOperator, TakenOperator
+from tilewright.workers.runners.triton.tensors import DeviceElements, Operands
 
 LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
 SMALL = Workload("8x4x6", {"M": 8, "N": 4, "K": 6})
 
 
-def product(folder, body="return a @ b", **changes):
+def product(folder, body="return a @ b", made=SampledOperator, **changes):
     """A product whose reference stands in a file."""
     (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
     given = {
@@ -34,7 +37,7 @@ def product(folder, body="return a @ b", **changes):
         "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))}, "kernels": {},
         "work": {LARGE.id: 1 << 40}, **changes,
     }  # fmt: skip
-    return SampledOperator(**given)
+    return made(**given)
 
 
 class InProcess:
@@ -83,10 +86,67 @@ def test_codes_come_from_the_device_as_the_reference_finds_them_in_float32_as_we
         np.testing.assert_array_equal(found.references[by]["o0"], answers["o0"])
 
 
+@pytest.mark.parametrize("kind", ["randn", "spread"])
+def test_of_operands_that_the_host_makes_the_device_finds_every_element(tmp_path, kind):
+    operator, shape = product(tmp_path, made=TakenOperator), Workload(LARGE.id, LARGE.dims, 3)
+    found = Samples(operator, InProcess()).from_device(shape, 5, kind)
+    here = operator.oracle(shape, operator.make_inputs(shape, 5, kind))
+    np.testing.assert_allclose(found.references["o0"]["o0"], here["o0"]["o0"], rtol=1e-12, atol=1e-12)
+
+
 def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path):
     operator = product(tmp_path, "calls.append(1); return (a @ b) * len(calls)")
     with pytest.raises(oracle.Unlike, match="another on the device"):
         oracle._sample_frame({"operator": operator.elsewhere(LARGE), "seed": 5}, "cpu", set())
+
+
+INTEGERS = {
+    "lengths": Operand("a", "int32", ("M",), "K+1", least=1),
+    "indices": Operand("a", "int64", ("M",), "N"),
+    "table": Operand("a", "int64", ("M", "M", "B"), "N"),
+    "offsets": Operand("a", "int32", ("M+1",), 0, "N", form="offsets"),
+    "ends": Operand("a", "int32", ("M",), 0, "N", form="ends"),
+    "counts": Operand("a", "int32", ("M",), 0, "N"),
+    "pages": Operand("a", "int32", ("B", "M"), "N", form="distinct"),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_those_of_the_shape_and_each_seed_has_the_same_work(tmp_path, name):
+    """At the call's sizes and at smaller ones; on the device, in both the processes that make them, as here."""
+    integers = INTEGERS[name]
+    operands = (integers, Operand("b", "float16", ("N", "K")))
+    for dims in ({"M": 300, "N": 90000, "K": 64, "B": 3}, {"M": 5, "N": 40, "K": 8, "B": 2}):
+        shape = Workload("w", dims)
+        small = {"suites": {"s": Suite("s", workloads=(SMALL,), check=(SMALL,))}}
+        operator = product(tmp_path, operands=operands, **small)
+        drawn, tables = [], operator.tables()
+        for seed in (1, 2):
+            given = {spec.name: spec.shape for spec in operator.inputs(shape)}
+            sent = operator.sent(shape, seed)
+            axes = [np.arange(size) for size in given["a"]]
+            here = Elements(seed, "w", given, tables, sent).at("a", *axes)
+            there = DeviceElements(seed, "w", given, tables, sent, "cpu").at("a", *axes).numpy()
+            specs = [{"name": "a", "shape": list(given["a"]), "dtype": integers.dtype}]
+            arrays = {"w/a": sent["a"], "table/b": tables["b"]}
+            job = Frame("time", {"seed": seed, "tables": ["b"]}, arrays)
+            made = Operands("cpu").of(job, {"id": "w", "inputs": specs}, "signed")["a"].numpy()
+            for other in (there, made):
+                np.testing.assert_array_equal(here, other)
+            drawn.append(here)
+        least, most = integers.least or 0, bound_of(integers, dims) - 1 if integers.below else dims["N"]
+        assert not np.array_equal(*drawn) and all(least <= a.min() and a.max() <= most for a in drawn)
+        parts = [
+            np.diff(a, prepend=0) if integers.form in ("offsets", "ends") else a.reshape(-1) for a in drawn
+        ]
+        if len(parts[0]) <= MOST_SENT:
+            assert np.array_equal(*map(np.sort, parts))
+        if integers.total:
+            assert all(part.min() >= 0 and part.sum() == dims["N"] for part in parts)
+        elif name == "pages":
+            assert all(len(np.unique(part)) == part.size for part in parts)
+        else:
+            assert all(np.ptp(part) > 0.8 * (most - least) for part in parts)
 
 
 class Device:

@@ -1,7 +1,5 @@
 """A package whose kernels stand under decorators of its own, and which sets itself up while it is imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

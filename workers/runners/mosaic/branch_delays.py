@@ -7,8 +7,6 @@ do nothing; in the simulation each costs a cycle. Nothing may be moved across th
 ``workers.toolchains.libtpu_simulator`` asks for.
 """
 
-from __future__ import annotations
-
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxpr_as_fun
 
-from tilewright.seeds.sampled import places, stream
+from tilewright.seeds.sampled import is_whole, places, stream
 from tilewright.workers.child.frames import Frame, FrameReader
 from tilewright.workers.child.heartbeat import heartbeat
 from tilewright.workers.runners.device_runner import (
@@ -31,6 +31,7 @@ from tilewright.workers.runners.device_runner import (
     DeviceRunner,
     far_behind,
     operand_tables,
+    sent_array,
 )
 from tilewright.workers.runners.pallas.check import artefact_of, interpret
 from tilewright.workers.runners.pallas.clock import Clock, ProfilerClock, Program, WallClock, overheads
@@ -169,14 +170,15 @@ def _operands(job: Frame, workload: Mapping[str, Any], kind: str = "") -> list[j
     """Made on the device from a table where the operator has one (see ``seeds.sampled``), else sent."""
     made, tables = [], operand_tables(job, kind)
     for spec in workload["inputs"]:
-        table = tables.get(spec["name"])
+        table = tables.get(name := spec["name"])
         if table is None:
-            sent = "/".join(filter(None, (workload["id"], kind, spec["name"])))
-            made.append(jax.device_put(job.arrays[sent]))
-            continue
+            table = sent_array(job, workload["id"], kind, name)
+            if is_whole(table, spec["shape"]):
+                made.append(jax.device_put(table))
+                continue
         with jax.enable_x64(True):  # the hash wants products of 64 bits
             index = jnp.arange(int(np.prod(spec["shape"])), dtype=jnp.int64)
-            found = places(index, stream(int(job.data["seed"]), workload["id"], spec["name"]))
+            found = places(index, stream(int(job.data["seed"]), workload["id"], name))
             made.append(jnp.take(jax.device_put(table), found.astype(jnp.int32)).reshape(spec["shape"]))
     return jax.block_until_ready(made)
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.seeds.sampled import places, stream
+from tilewright.seeds.sampled import is_whole, places, stream
 from tilewright.workers.child.frames import Frame, dtype_named
 from tilewright.workers.runners import bare_module
-from tilewright.workers.runners.device_runner import operand_tables
+from tilewright.workers.runners.device_runner import operand_tables, sent_array
 
 Answer = Callable[[Frame], None]
 
@@ -177,9 +177,10 @@ class Operands:
         self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]
     ) -> torch.Tensor:
         (seed, workload, kind), name = key, spec["name"]
-        if name not in tables:
-            return to_torch(job.arrays["/".join(filter(None, (workload, kind, name)))], self._device)
-        values, salt = to_torch(tables[name], self._device), stream(seed, workload, name)
+        table = tables[name] if name in tables else sent_array(job, workload, kind, name)
+        values, salt = to_torch(table, self._device), stream(seed, workload, name)
+        if name not in tables and is_whole(table, spec["shape"]):
+            return values
         tensor = torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]), device=self._device)
         flat, bits = tensor.view(-1), bits_of(tensor)
         for start in range(0, flat.numel(), PIECE):
@@ -197,14 +198,18 @@ class DeviceElements:
         workload: str,
         shapes: Mapping[str, tuple[int, ...]],
         tables: Mapping[str, np.ndarray],
+        sent: Mapping[str, np.ndarray],
         device: str,
     ) -> None:
         self._seed, self._workload, self._shapes, self._device = seed, workload, shapes, device
-        self._tables = {name: to_torch(table, device) for name, table in tables.items()}
+        self._sent = sent
+        self._tables = {name: to_torch(table, device) for name, table in {**tables, **sent}.items()}
 
     def at(self, operand: str, *axes: np.ndarray) -> torch.Tensor:
         """The elements where these indices along each axis cross."""
         table, key = self._tables[operand], stream(self._seed, self._workload, operand)
+        if is_whole(self._sent.get(operand), self._shapes[operand]):
+            return to_torch(np.asarray(self._sent[operand][np.ix_(*axes)]), self._device)
         index = torch.zeros((), dtype=torch.int64, device=self._device)
         for place, (size, along) in enumerate(zip(self._shapes[operand], axes, strict=True)):
             shape = [-1 if n == place else 1 for n in range(len(axes))]
