@@ -1,5 +1,6 @@
 """A user's step: loaded from its file, started from one seed, called."""
 
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -101,6 +102,13 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
             raise BadStep(f"{file.name} has no function {name}")
         if inspect.isgeneratorfunction(found[name]) or inspect.iscoroutinefunction(found[name]):
             raise BadStep(f"{file.name}:{name} is a generator or a coroutine: to call it runs nothing")
+    given, named = ((None,), f"the setup {setup}") if setup else ((), "no setup")
+    try:
+        with contextlib.suppress(ValueError):  # what has no signature
+            inspect.signature(found[step]).bind(*given)
+    except TypeError as error:
+        why = f"{file.name}:{step} has {named}, and its call then fails: {error}"
+        raise BadStep(f"{why}; --setup names the function that makes its one argument") from error
     return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 

@@ -65,7 +65,7 @@ for name, call in calls.items():
     (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
     if name in ("heads", "scores"):
         program._prepare_interpreter()
-        _, shapes = program._seed_with_shapes(site, taken, [], 1.0)
+        _, shapes = program._seed_with_shapes(site, taken, [])
         answer["shapes"] = [shape.dims for shape in shapes]
     if name == "moved":
         run, wide = Interpreter(seed.module), [{"x": np.ones((30, n), "float32")} for n in (32, 31)]

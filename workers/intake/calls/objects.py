@@ -134,8 +134,5 @@ def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         plain = vars(torch.nn.Module())
-        return [(n, v) for n, v in held.items() if n not in plain or (n in _WEIGHTS and v)]
+        return [(n, v) for n, v in held.items() if n not in plain or v != plain[n]]
     return list(held.items())
-
-
-_WEIGHTS = ("_parameters", "_buffers", "_modules")
