@@ -23,7 +23,7 @@ class LinearLayers:
     def __init__(self, shapes: Collection[tuple[int, int, int]], kept: bool = False) -> None:
         self._shapes = frozenset(tuple(shape) for shape in shapes)
         self._kept: Any = WeakTensorKeyDictionary() if kept else None
-        """By weight: its address and version, both quantised copies, which live as long as it does, the stream and event."""
+        """By weight: its address and version, both quantised copies, which live as long as it does, and its stream."""
         self._stand_ins: dict[Any, Any] = {}
         self.installed = False
         self.calls = self.others = 0
