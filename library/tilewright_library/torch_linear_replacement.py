@@ -23,7 +23,7 @@ class LinearLayers:
     def __init__(self, shapes: Collection[tuple[int, int, int]], kept: bool = False) -> None:
         self._shapes = frozenset(tuple(shape) for shape in shapes)
         self._kept: Any = WeakTensorKeyDictionary() if kept else None
-        """By weight: its address and version, and both quantised copies, which live as long as it does."""
+        """By weight: its address and version, both quantised copies, which live as long as it does, and its stream."""
         self._stand_ins: dict[Any, Any] = {}
         self.installed = False
         self.calls = self.others = 0
@@ -69,12 +69,17 @@ class LinearLayers:
         if differentiated or w.is_inference():
             return None
         seen, found = (w.data_ptr(), w._version), self._kept.get(w)
+        stream, capturing = torch.cuda.current_stream(w.device), torch.cuda.is_current_stream_capturing()
         if found is None or found[0] != seen:
-            if torch.cuda.is_current_stream_capturing():
+            # where other streams may read them, the one that made them makes them anew
+            if capturing or (found is not None and found[2] != stream):
                 return None
             with torch.inference_mode(False), torch.no_grad():  # they may change outside of it
                 made = quantise_weight(w.detach().contiguous())
-            found = self._kept[w] = seen, made if found is None else found[1].copy_(made)
+            made = made if found is None else found[1].copy_(made)
+            found = self._kept[w] = seen, made, stream, stream.record_event()
+        elif found[2] != stream and not capturing:  # a capture begins when all is done
+            stream.wait_event(found[3])
         copies: torch.Tensor = found[1]
         return copies
 
