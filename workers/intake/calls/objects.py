@@ -29,7 +29,10 @@ MODULES: Mapping[str, str] = {
 TAKEN = "tilewright_taken_"
 """What stands before the name of a user's file that is of no package, once it is loaded."""
 
-_TRITON_DTYPES = "float16 bfloat16 float32 float64 float8e4nv float8e5 int8 int16 int32 int64 uint8 uint16 uint32 uint64 int1"
+_TRITON_DTYPES = (
+    "float16 bfloat16 float32 float64 float8e4nv float8e5 "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 int1"
+)
 
 
 def object_named(path: str) -> Any:
