@@ -1,12 +1,13 @@
 """``torch.nn.functional.linear`` in blockwise FP8 for listed shapes. Changes numerics."""
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .launch_replacement import standing
 from .torch_modules import multiply
 from .torch_operators import linear_infer, quantise_weight, unwatched
 
@@ -39,9 +40,8 @@ class LinearLayers:
 
     def uninstall(self) -> None:
         """Other layers that were installed since stay, and do not give back what is installed no longer."""
-        self.installed, found = False, cast(Any, F.linear)
-        while not getattr(getattr(found, "_replacement", None), "installed", True):
-            found = F.linear = found._original
+        self.installed = False
+        F.linear = standing(F.linear)
 
     def _stand_in(self, original: Any) -> Any:
         def linear(input: Any, weight: Any, bias: Any = None) -> Any:
