@@ -184,7 +184,10 @@ def config_of(
     request: Request, target: Target, where: Path, overrides: Mapping[str, Any] | None = None
 ) -> CampaignConfig:
     """The campaign on a written folder. The interpreter, whose times mean nothing, runs the small shapes."""
-    data = {**config_data(request, target, overrides), "operator": f"{where.resolve()}/{folder.RECIPE}"}
+    data = {
+        **config_data(request, target, overrides),
+        "operator": f"{os.path.realpath(where)}/{folder.RECIPE}",
+    }
     return parse_config(data, "tune")
 
 

@@ -293,7 +293,7 @@ def groups(
         (False, 128, 512, LAYERS_235B),
         (True, 6, 1024, LAYERS),
         (True, 32, 192, (*LAYERS, *LAYERS_235B)),
-        (True, 32, 48, LAYERS),
+        (True, 32, 48, (*LAYERS, *LAYERS_235B)),
         (True, 256, 32, LAYERS),
     ):
         name = f"{'masked' if masked else 'grouped'}{count}x{expected}"

@@ -26,14 +26,18 @@ CHEAP_FLOPS = 1 << 30
 BEST_FLOPS, FINAL_FLOPS = 4 << 30, 12 << 30
 """Work (FLOP) of the shapes that a new best, and a finalist, passes as a whole; larger ones are sampled."""
 
-CARRIED_FLOPS = 160 << 30
-"""Work of the sampled shapes on which a finalist's grid is left whole along axes not declared parallel.
+CARRIED_FLOPS, CARRIED_KINDS = 160 << 30, 2
+"""Work of the sampled shapes on which a finalist's grid is left whole along axes not declared parallel, and the kinds
+of inputs, as the seed deals them, on which it is: all steps of 4096^3 on eight kinds take a processor minutes.
 
 A kernel may carry what it likes along them, a count of steps among it, and so tell a sample from a run.
 """
 
 ORACLE_FLOPS = 1 << 39
 """Work (FLOP) of the largest shape with whole references, for an operator that cannot sample them."""
+
+ELEMENT_FLOPS = 256
+"""Work of an element of an operand or result: it is drawn, sent, answered for and compared. 2^25 took 30 s."""
 
 OPERAND_BYTES = 3 << 29
 """Bytes of the largest operands that gates are passed on."""
@@ -57,21 +61,25 @@ def to_verify(request: Request, found: Findings, *, best: bool) -> Shapes:
     is cheap or the kernel would be the ``best`` so far; of the suite's others as many as such a kernel is given work
     for, and of a finalist all. Left out is what ``too_large`` says.
     """
-    flops = request.operator.flops
     signatures = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
     measured = [w for w in request.measured if w not in request.checked]
     wanted = [w for w in measured if found.facts[w.id].signature not in signatures]
-    if best or sum(map(flops, measured)) <= CHEAP_FLOPS:
+    if best or sum(_work(request.operator, w) for w in measured) <= CHEAP_FLOPS:
         wanted += [w for w in measured if w not in wanted]
     others = [w for w in request.unmeasured if best and w not in request.checked]
     left, whole = (FINAL_FLOPS if request.final else BEST_FLOPS) if best else CHEAP_FLOPS, []
     for workload in _shuffled([*wanted, *others], request, found):
-        if flops(workload) <= left:
+        if (work := _work(request.operator, workload)) <= left:
             whole.append(workload)
-            left -= flops(workload)
+            left -= work
     wanted += [w for w in others if request.final or w in whole]
     rest = (w for w in wanted if w not in whole and too_large(request.operator, w) is None)
     return Shapes(tuple(w for w in wanted if w in whole), tuple(rest))
+
+
+def _work(operator: Operator, workload: Workload) -> int:
+    elements = sum(math.prod(s.shape) for s in (*operator.inputs(workload), *operator.outputs(workload)))
+    return max(operator.flops(workload), ELEMENT_FLOPS * elements)
 
 
 def too_large(operator: Operator, workload: Workload) -> str | None:
@@ -128,15 +136,16 @@ class VerifyStage:
         if not where:
             return failure
         retried = dataclasses.replace(
-            again, checked=left, sampled=where, whole_axes=frozenset(where), final=True
-        )
+            again, checked=left, sampled=where, final=True,
+            whole_axes=dict.fromkeys(where, request.operator.input_kinds),
+        )  # fmt: skip
         return check(retried, found)
 
-    def _left_whole(self, request: Request) -> frozenset[str]:
-        """The first failure, over shapes from the least work to the most."""
+    def _left_whole(self, request: Request) -> dict[str, Sequence[str]]:
+        """Kinds of inputs by the ids of shapes whose grids are left whole, those of least work first."""
         kept, left = [], CARRIED_FLOPS if request.final else 0
         for workload in sorted(self._shapes.sampled, key=request.operator.flops):
             left -= request.operator.flops(workload)
             if left >= 0:
-                kept.append(workload.id)
-        return frozenset(kept)
+                kept.append(workload)
+        return {w.id: w.dealt(request.operator.input_kinds, request.seed, CARRIED_KINDS) for w in kept}

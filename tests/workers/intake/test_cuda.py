@@ -194,7 +194,7 @@ def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, wh
         (PLAIN.replace("y.data_ptr<float>()", "y.data_ptr<double>()"), "takes a tensor of float32 as double"),
         (PLAIN.replace("scaled<2>", "scaled"), "leaves the template BY open"),
         (PLAIN.replace("threads>>>", "warps>>>"), "names warps, which it does not define"),
-        (PLAIN + "y = torch::softmax(y, 1);", "torch computes"),
+        (PLAIN + "y = torch::cumsum(y, 1);", "torch computes"),
         (PLAIN.replace("y.data", "x.data"), "a kernel changes x, an argument of the call"),
         (PLAIN + "y = x;", "a result is an argument of the call"),
         ("for (int k = 0; k < 1000000; ++k) n += 1;" + PLAIN, "takes too long"),
@@ -304,6 +304,24 @@ def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are
             intake.compiled(device, {}, knobs)
     else:
         assert "def launch" in intake.compiled(device, {}, knobs)
+
+
+def test_torch_between_kernels_becomes_kernels_of_ours(tmp_path):
+    body = PLAIN + "y = y.sub(y.mean(1, true)).clamp_min(0.5) + torch::sum(y);"
+    intake = Intake(with_tensors(tmp_path, body))
+    source, dims = intake._source, {"M": 8, "N": 64}
+    steps = launched(intake.text, intake.site.operands, dims, source.knobs)["steps"]
+    grids = [(step["kernel"].rstrip("0123456789"), step["grid"][0]) for step in steps[1:]]
+    assert grids == [
+        ("torch_mean", 8),
+        ("torch_sub", 2),
+        ("torch_clamp_min", 2),
+        ("torch_sum", 1),
+        ("torch_add", 2),
+    ]
+    mean, sub = (step["arguments"] for step in steps[1:3])
+    assert mean[2:] == ({"i64": 64}, {"i64": 1}) and sub[3:] == (*({"i64": n} for n in (8, 64, 64, 1, 1)),)
+    assert "__global__ void torch_sum3(" in intake.compiled(source.code.text, {}, source.knobs)
 
 
 def test_sizes_that_a_launch_says_keep_their_value(tmp_path):

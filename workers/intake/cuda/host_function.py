@@ -21,6 +21,7 @@ from tilewright.workers.intake.child_program import Refusal, Request, first_line
 from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.cuda.host_code import HostCode, Launch, Numbers
 from tilewright.workers.intake.cuda.launch_text import COPY, Dims, LaunchWriter, launched, pointers, written
+from tilewright.workers.intake.cuda.torch_steps import FUNCTIONS
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.load import load
@@ -28,7 +29,7 @@ from tilewright.workers.intake.triton.call_site import CallSite, argument_names
 from tilewright.workers.intake.triton.program import function_in
 from tilewright.workers.intake.triton.results import root_of
 from tilewright.workers.intake.triton.stub_device import stub_device
-from tilewright.workers.intake.triton.trace import Trace
+from tilewright.workers.intake.triton.trace import Trace, Work
 
 FASTMATH = "FASTMATH"
 _FUNCTIONS = re.compile(r"(exp|log|sqrt|pow|tanh|sin|cos|erf|sigmoid)\w*\(| / ")
@@ -140,6 +141,7 @@ class HostFunction:
             traces = [self._traced({}, [t.shape for t in call.tensors()]) for call in calls]
             if again:
                 found = [traces[0].find(pointer.tensor) for pointer in pointers(traces[0])]
+                found += [var for step in traces[0].steps if isinstance(step, Work) for var in step.reads]
                 used = {root_of(var).name for var in found if var is not None}
                 asked = [n for known, (n, _) in weights.items() if known in used]
                 weights = weights_of(function, reference, asked)
@@ -216,7 +218,9 @@ class HostFunction:
         self._numbers.decided.clear()
         writer = self._writer(timed[0])
         text, self.sized = writer.text(), writer.sized
-        self.code.text += COPY if writer.copied else ""
+        self.code.text += (
+            COPY * bool(writer.copied) + FUNCTIONS * bool(writer.kernels) + "".join(writer.kernels)
+        )
         self.knobs |= {**self.code.numbers, **self._numbers.known}
         for name, value in self._numbers.known.items():
             if name in self._numbers.decided or self._unlike(text, timed[0], {name: 2 * value}):

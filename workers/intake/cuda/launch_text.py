@@ -9,6 +9,7 @@ from tilewright.library.plans.format import Tensor
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.cuda.device_code import TYPES
 from tilewright.workers.intake.cuda.host_code import Launch, Pointer
+from tilewright.workers.intake.cuda.torch_steps import THREADS, kernel_of
 from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.source.traced_numbers import code_of, plain
 from tilewright.workers.intake.triton import trace as recorded
@@ -65,6 +66,7 @@ class LaunchWriter:
         may change, of which they then get a copy. Raises Refusal."""
         self.numbers = numbers
         self._trace, self._literal, self.sized = trace, literal, False
+        self.kernels: list[str] = []
         listed = ", ".join(f'"{name}": {value}' for name, value in options.items())
         self._options = f', "options": {{{listed}}}' * bool(options)
         self._vars = {**trace.inputs, **{step.name: step for step in trace.steps if isinstance(step, Var)}}
@@ -98,10 +100,13 @@ class LaunchWriter:
                 f'"arguments": ("{own}", "{name}", {{"i64": {count}}})}}'
             )
         used = {*self._outputs, *(id(self._root(p.tensor, "on a tensor")) for p in pointers(self._trace))}
+        for step in reversed(self._trace.steps):
+            if isinstance(step, Work) and id(root_of(step.target)) in used:
+                used |= {id(root_of(var)) for var in step.reads}
         for step in self._trace.steps:
             new = isinstance(step, Var) and step.kind in _NEW and id(step) in used
             if isinstance(step, Work) and id(root_of(step.target)) in used:
-                raise Refusal(f"torch computes {step.what} on a tensor", step.line)
+                steps.append(self._torch_step(step))
             if isinstance(step, recorded.Launch):
                 raise Refusal("it launches Triton kernels beside those in CUDA C++", step.line)
             if new and id(step) not in self._outputs:
@@ -152,6 +157,27 @@ class LaunchWriter:
         sizes = f'"grid": {grid}, "block": {block}, "shared": {shared}'
         return f'{{"kernel": "{name}", {sizes}, "arguments": ({arguments})}}'
 
+    def _torch_step(self, work: Work) -> str:
+        """torch's work as a kernel of ours. Raises Refusal."""
+        name = f"torch_{work.what.strip('_')}{len(self.kernels)}"
+        axes = lambda var: [self._size(var, axis) for axis in range(var.tensor.dim())]  # noqa: E731
+        roots = [self._root(var.tensor, "on a tensor") for var in (*work.reads, work.target)]
+        made = kernel_of(work, name, axes) if roots[-1].kind in _NEW else None
+        if made is None or roots[-1].tensor.numel() != work.target.tensor.numel():
+            raise Refusal(f"torch computes {work.what} on a tensor", work.line)
+        text, grid, given = made
+        self.kernels.append(text)
+        arguments = ""
+        for value in given:
+            if isinstance(value, Var):
+                first = value.tensor.storage_offset() * value.tensor.element_size()
+                arguments += f'("{self._slot(value)}", {first}), '
+            else:
+                kind, number = value
+                arguments += f'{{"{kind}": {number if isinstance(number, str) else self._code(number)}}}, '
+        sizes = f'"grid": ({grid}, 1, 1), "block": ({THREADS}, 1, 1), "shared": 0'
+        return f'{{"kernel": "{name}", {sizes}, "arguments": ({arguments})}}'
+
     # -- numbers ---------------------------------------------------------------------------------
 
     def _code(self, value: Any) -> str:
@@ -189,6 +215,8 @@ class LaunchWriter:
             sizes = made.args[0].elts if isinstance(made.args[0], ast.Tuple) else made.args
             if not ast.unparse(sizes[axis]).startswith("-"):
                 return self._resolved(sizes[axis])
+            if var.base is not None and var.tensor.dim() == 1:
+                return self.product(var.base.name, 0)
         self.sized = True
         return str(int(var.tensor.shape[axis]))
 

@@ -64,6 +64,9 @@ class CallSite:
     followed: dict[Place, str] = field(default_factory=dict)
     """Numbers among the arguments that are a size, a product of sizes, or no more than it, as texts of dimensions."""
 
+    until: float = 0.0
+    """By the interpreter's clock, after which one small shape will do."""
+
     @functools.cached_property
     def judge(self) -> Callable[..., Any]:
         """The reference's function, loaded once. Raises Refusal."""

@@ -44,7 +44,7 @@ def elementwise(
     """Add ``target[...] = expression`` over Vars and numbers, which broadcast; False where no kernel can."""
     rank = target.tensor.dim()
     operands = [v for v in values if isinstance(v, Var)]
-    compute = _computed(operands, values)
+    compute = computed_type(operands, values)
     if rank > MOST_DIMENSIONS or compute is None:
         return False
     shape = target.tensor.shape
@@ -63,7 +63,8 @@ def elementwise(
         for operand in (*operands, target):
             given += strides(operand, rank)
     call = f"{kernel}[(triton.cdiv({target.name}.numel(), {_BLOCK}),)]({', '.join([*given, str(_BLOCK)])})"
-    trace.steps.append(Work(kernel, text, call, tuple(operands), target, what, line))
+    asked = (expression, tuple(values))
+    trace.steps.append(Work(kernel, text, call, tuple(operands), target, what, line, asked))
     return True
 
 
@@ -76,7 +77,7 @@ def strides(var: Var, rank: int) -> list[str]:
     ]
 
 
-def _computed(operands: Sequence[Var], values: Sequence[Any]) -> str | None:
+def computed_type(operands: Sequence[Var], values: Sequence[Any]) -> str | None:
     """The dtype to compute in, of triton.language."""
     dtypes = [o.tensor.dtype for o in operands]
     if any(str(d).startswith(("torch.float8", "torch.complex")) for d in dtypes):
@@ -150,7 +151,7 @@ def reduction(trace: Trace, what: str, source: Var, dim: int, target: Var, line:
     given += [f"{target.name}.stride({dim})"] if what == "cumsum" else []
     tile = (1, _BLOCK) if rows else (128, 8)
     call = f"{kernel}[(triton.cdiv({size}, {tile[0]}),)]({', '.join([*given, *map(str, tile)])})"
-    trace.steps.append(Work(kernel, text, call, (source,), target, what, line))
+    trace.steps.append(Work(kernel, text, call, (source,), target, what, line, (what, dim)))
     return True
 
 

@@ -42,7 +42,10 @@ class Var:
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel of ours in place of torch: its name and text, its launch as text, what it reads and writes."""
+    """A kernel of ours in place of torch: its name and text, its launch as text, what it reads and writes.
+
+    ``asked``: an expression and its Vars and numbers, or a reduction's name and axis.
+    """
 
     kernel: str
     text: str
@@ -51,6 +54,7 @@ class Work:
     target: Var
     what: str
     line: int
+    asked: tuple[Any, ...]
 
 
 @dataclass
