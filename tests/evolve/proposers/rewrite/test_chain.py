@@ -358,9 +358,10 @@ BACKWARD = Case(
 
 @functools.cache
 def all_lowered(source):
-    """A source of several loops: one rewrite lowers them all, of either loop and of a reading that was lowered before."""
+    """A source of several loops: one rewrite lowers them all, also of a reading that was lowered before."""
     kernel = KernelSource(source)
-    return [LowerChain().apply(kernel, site, None) for site in LowerChain().sites(kernel)][0].source
+    first, _ = [LowerChain().apply(kernel, site, None) for site in LowerChain().sites(kernel)]
+    return first.source
 
 
 def gradient(name, source, **point):
