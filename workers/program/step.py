@@ -69,9 +69,10 @@ def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Param
             yield from parameters(part, depth - 1)
     elif depth and isinstance(state, Mapping):
         yield from parameters(list(state.values()), depth - 1)
-    elif depth and hasattr(state, "__dict__") and not isinstance(state, type | ModuleType):
-        cells = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
-        yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
+    elif depth and not isinstance(state, type | ModuleType):
+        held = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
+        held += [getattr(state, name, None) for name in getattr(type(state), "__slots__", ())]
+        yield from parameters(held + list(getattr(state, "__dict__", {}).values()), depth - 1)
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
