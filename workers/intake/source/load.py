@@ -94,7 +94,9 @@ class PackageLoader(MetaPathFinder, Loader):
         """The texts of the user's file and of those that were loaded for it, by their places below the root."""
         loaded = [m for m in list(sys.modules.values()) if getattr(m, "__loader__", None) is self]
         places = {user, *(Path(m.__file__) for m in loaded if m.__file__)}
-        return {p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8-sig") for p in sorted(places)}
+        return {
+            p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8-sig") for p in sorted(places)
+        }
 
     def place(self, path: Path) -> str:
         """A file's place below the root."""
