@@ -303,7 +303,7 @@ def _check_file(path: Path) -> int:
         if not names:
             raise UserError(f"{path} defines no function.")
         raise UserError(f"which function of {path}? Write {path}:FUNCTION; it holds {', '.join(names)}.")
-    violations = dialect.check(path.read_text(encoding="utf-8"), entry=entry)
+    violations = dialect.check(path.read_text(encoding="utf-8-sig"), entry=entry)
     for v in violations:
         _say(Obstacle(path.name, v.line, v.what, remedy(v.what)).text())
     if not violations:
