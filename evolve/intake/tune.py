@@ -252,7 +252,7 @@ def prepare(
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     threading.Thread(
-        target=_say_rewrites, args=(answer, say)
+        target=_say_rewrites, args=(answer, target, say)
     ).start()  # the device judges the function meanwhile
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
@@ -274,8 +274,8 @@ def prepare(
     return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}
 
 
-def _say_rewrites(answer: Mapping[str, Any], say: Say) -> None:
-    for line in preflight.rewrites(answer):
+def _say_rewrites(answer: Mapping[str, Any], target: Target, say: Say) -> None:
+    for line in preflight.rewrites(answer, target):
         say(line)
 
 
