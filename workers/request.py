@@ -192,8 +192,8 @@ class Request(KernelRequest):
     large_checks: tuple[Workload, ...] = ()
     sampled: Mapping[str, Where] = field(default_factory=dict)
     """By the id of a checked shape, the elements of its outputs to compare; of other shapes all are."""
-    whole_axes: frozenset[str] = frozenset()
-    """Ids of checked shapes that run all grid steps along axes that are not declared parallel."""
+    whole_axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By the id of a sampled shape, the kinds of inputs on which all steps along axes not declared parallel run."""
     every_kind: frozenset[str] = frozenset()
     """Ids of checked shapes that get all kinds of inputs."""
     unmeasured: tuple[Workload, ...] = ()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 
 from tilewright.fitness import dialect
@@ -90,16 +91,13 @@ class RaceStage:
         return failure and dataclasses.replace(failure, stage=failure.stage or stage)
 
 
-def drawn_kinds(request: Request, workload: Workload, most: int) -> Sequence[str]:
-    """Kinds of inputs for one shape, chosen by the request's seed; all of them where the request says so."""
-    kinds = request.operator.input_kinds
-    return kinds if workload.id in request.every_kind else workload.dealt(kinds, request.seed, most)
+def dealt_kinds(request: Request, workload: Workload, most: int | None = None) -> Sequence[str]:
+    """Kinds of inputs for one checked shape, as the request's seed deals them; all where the request says so.
 
-
-def dealt_kinds(request: Request, position: int) -> Sequence[str]:
-    """Kinds of inputs for the checked shape at ``position``, while searching.
-
-    They are dealt out over the checked shapes, another way for every seed, so that each kind runs on one shape.
+    ``most``: so many; None: so many that each kind runs on one of the checked shapes, as while searching.
     """
-    kinds, shapes = request.operator.input_kinds, len(request.checked)
-    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == position]
+    kinds = request.operator.input_kinds
+    if workload.id in request.every_kind:
+        return kinds
+    share = Fraction(len(kinds), len(request.checked)) if most is None else most
+    return workload.dealt(kinds, request.seed, share)

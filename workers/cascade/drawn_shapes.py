@@ -102,7 +102,8 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
         elif some and len(found) <= lot.named and turn <= TRIES * lot.named:
             made = _named(shapes, some, legal, rng)
         else:
-            made = _drawn(shapes, turns[turn % len(turns)], legal, rng)
+            way, place = (_corner, turn // 3) if turn % 3 == 1 else (_drawn, 2 * turn // 3)
+            made = way(shapes, turns[place % len(turns)], legal, rng)
         if made is None or made in shapes:
             continue
         workload = Workload(drawn_id(made), made)
@@ -129,13 +130,33 @@ def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Rand
     names = rng.sample(list(shapes[0]), len(shapes[0]))
     small = [shape for shape in shapes if legal.small(shape)]
     base = max(small or shapes, key=lambda shape: math.prod(shape.values()))
-    if (dims := _shrunk(dict(base), names, legal, rng)) is not None:
-        for name in names:
-            tile = all(shape[name] in TILES for shape in shapes)
-            factor = rng.choice((1.0, 2.0)) if tile else rng.uniform(1.0, 2.0)
-            made = _with(dims, name, round(dims[name] * factor), legal)
-            dims = made if made is not None and legal.small(made) else dims
+    if (dims := _shrunk(dict(base), names, legal, rng)) is None:
+        return None
+    for name in names:
+        made = _with(dims, name, _ends([s[name] for s in shapes], rng, dims[name])[1], legal)
+        dims = made if made is not None and legal.small(made) else dims
     return dims
+
+
+def _corner(
+    shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
+) -> dict[str, int] | None:
+    """A shape that is long in dimension ``turn`` and short in all others; None where none is legal and small enough."""
+    dims = dict(rng.choice(shapes))
+    for name in 2 * rng.sample(list(dims), len(dims)):  # twice, since sizes may have to fit each other
+        size = _ends([shape[name] for shape in shapes], rng)[name == turn]
+        dims = _with(dims, name, size, legal) or dims
+    return _shrunk(dims, list(dims), legal, rng) if legal(dims) else None
+
+
+def _ends(listed: Sequence[int], rng: random.Random, most: int = 0) -> tuple[int, int]:
+    """(a size up to the least listed one, one up to twice ``most`` or the largest listed one) of a dimension; of one
+    that is listed with tiles alone 1 or the least, and as large or twice as large."""
+    tile, least = all(size in TILES for size in listed), min(listed)
+    factor = rng.choice((1.0, 2.0)) if tile else rng.uniform(1.5, 2.0)
+    return rng.choice((1, least, least if tile else rng.randint(1, least))), round(
+        factor * (most or max(listed))
+    )
 
 
 def _drawn(
@@ -286,6 +307,8 @@ class DrawnStage:
     def __init__(self, *lots: tuple[Lot, Run], exact: bool = False) -> None:
         """``exact``: whether a winner is served at the verified shapes alone."""
         self._lots, self._exact = lots, exact
+        self._right: dict[str, bool] = {}
+        """By the name of a seed that is wrong on a drawn shape, whether it is right on a listed one."""
 
     def run(self, request: Request, found: Findings) -> Failure | None:
         """The first failure. A lot's shapes run together, since most kernels pass, and one by one after a failure."""
@@ -294,7 +317,7 @@ class DrawnStage:
             for turn in range(TURNS):
                 shapes = in_order(_ends_first(drawn(request, lot, f"{lot} {turn}")), len(request.checked))
                 shapes = tuple(w for w in shapes if lot is LARGE or _answered(request, w))
-                ends = frozenset(w.id for w in shapes[: max(-(-lot.shapes // 3), min(4, lot.shapes // 2))])
+                ends = frozenset(w.id for w in shapes[: min(ENOUGH, lot.shapes // 2)])
                 asked = dataclasses.replace(request, every_kind=ends)
                 if shapes and (failure := self._on(asked, found, shapes, run)) is not None:
                     return failure
@@ -317,15 +340,22 @@ class DrawnStage:
             kernel.source == request.source for kernel in request.operator.kernels.values()
         )
         aside = failure.verdict in NOT_SERVED or only_parameters
-        if aside or self._own_fails(request, found, shapes, run):
+        if aside or self._own_fails(request, found, shapes, run, failure):
             found.outside.append(shapes[0].id)
             return None
         return dataclasses.replace(failure, reason=f"{shapes[0].id}: {failure.reason}")
 
-    @staticmethod
-    def _own_fails(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> bool:
+    def _own_fails(
+        self, request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run, failure: Failure
+    ) -> bool:
         """Whether a seed of the operator that is legal there is wrong there, too, and right on a listed shape: one that
-        does not run on this target at all excuses nothing."""
+        does not run on this target at all excuses nothing. ``failure``: the candidate's, which may be a seed itself."""
+
+        def fails(own: Request, shapes: tuple[Workload, ...]) -> Failure | None:
+            failure = _tried(own, aside := Findings(), shapes, run)
+            found.spend(aside.device_seconds, aside.device_cpu_seconds)
+            return failure
+
         for seed in request.operator.kernels.values():
             if seed.baseline or f"def {request.target.entry}(" not in seed.source:
                 continue
@@ -333,11 +363,13 @@ class DrawnStage:
             own = dataclasses.replace(request, source=seed.source, params=params)
             if not _Legal(own, MEASURED)(shapes[0].dims):
                 continue
-            failure, wrong = _tried(own, aside := Findings(), shapes, run), False
-            if failure is not None and failure.verdict not in (*NOT_SERVED, Verdict.INFRA_ERROR):
-                wrong = _tried(own, aside, request.checked[:1], run) is None
-            found.spend(aside.device_seconds, aside.device_cpu_seconds)
-            if wrong:
+            same = (own.source, own.params) == (request.source, request.params)
+            wrong = failure if same else fails(own, shapes)
+            if wrong is None or wrong.verdict in (*NOT_SERVED, Verdict.INFRA_ERROR):
+                continue
+            if seed.name not in self._right:
+                self._right[seed.name] = fails(own, request.checked[:1]) is None
+            if self._right[seed.name]:
                 return True
         return False
 
@@ -346,7 +378,7 @@ def _ends_first(shapes: Sequence[Workload]) -> list[Workload]:
     """The shapes in the order: most work, widest in each dimension, narrowest in each, others."""
     names = shapes[0].dims if shapes else ()
     ends = [end(shapes, key=lambda w: w.dims[name]) for end in (max, min) for name in names]
-    most = sorted(shapes, key=lambda w: -math.prod(w.dims.values()))[:1]
+    most = [max(shapes, key=lambda w: math.prod(w.dims.values()))] if shapes else []
     return list(dict.fromkeys([*most, *ends, *shapes]))
 
 

@@ -21,7 +21,7 @@ from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import Target
 from tilewright.seeds.operator import Operator, Suite
 from tilewright.workers.cascade.base import Cascade
-from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, drawn_kinds, run_steps
+from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, dealt_kinds, run_steps
 from tilewright.workers.cascade.drawn_shapes import INTERPRETED, LARGE, MEASURED, DrawnStage
 from tilewright.workers.cascade.measured_stages import (
     KINDS,
@@ -156,7 +156,7 @@ class MeasuredCascade(Cascade):
 
     def _gated(self, request: Request, found: Findings) -> Failure | None:
         def kinds(request: Request, place: int) -> Sequence[str]:
-            return drawn_kinds(request, request.checked[place], KINDS)
+            return dealt_kinds(request, request.checked[place], KINDS)
 
         return run_steps([*self._prepared(), GateStage(self._station, kinds)], request, found, None)[1]
 

@@ -358,4 +358,4 @@ def _entry(request: Request, found: Findings) -> Entry:
 
 def _kinds(request: Request, position: int) -> Sequence[str]:
     """Kinds of inputs for the checked shape at a position: some while searching, all for a finalist."""
-    return request.operator.input_kinds if request.final else dealt_kinds(request, position)
+    return request.operator.input_kinds if request.final else dealt_kinds(request, request.checked[position])

@@ -81,9 +81,8 @@ class ModelledCascade(Cascade):
         if request.final and request.best == math.inf:
             return dataclasses.replace(request, checked=())
         others = dict.fromkeys((*self._suite.workloads, *self._suite.final))
-        unmeasured = in_order(
-            w for w in others if w not in request.measured and (request.only is None or w.id in request.only)
-        )
+        kept = [w for w in others if request.only is None or w.id in request.only]
+        unmeasured = in_order((w for w in kept if w not in request.measured), len(request.measured))
         return dataclasses.replace(
             request, unmeasured=unmeasured, thorough=request.final and request.baseline is None
         )

@@ -11,7 +11,7 @@ from tilewright.fitness.evaluation import Stage, Verdict, WorkloadFigures
 from tilewright.fitness.tpu import simulation, structure, time_model
 from tilewright.fitness.tpu.llo import ParseError
 from tilewright.seeds.operator import Arrays, BesideKernels, Workload
-from tilewright.workers.cascade.common_stages import dealt_kinds, drawn_kinds
+from tilewright.workers.cascade.common_stages import dealt_kinds
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.run_once import ChildLimits, run_child
@@ -148,7 +148,7 @@ class _Conversation:
                     "workload": w.id,
                     "kinds": [kind for name, kind in self._inputs if name == w.id],
                     "sampled": w.id in request.sampled,
-                    "whole": w.id in request.whole_axes,
+                    "whole": list(request.whole_axes.get(w.id, ())),
                     "both": request.final,
                 }
                 for w in self._asked
@@ -355,9 +355,8 @@ def _kinds(request: Request, position: int) -> Sequence[str]:
     """Kinds of inputs for one checked shape: some while searching, two drawn where it is large, all for a finalist."""
     if request.thorough:
         return request.operator.input_kinds
-    if request.checked[position] in request.large_checks:
-        return drawn_kinds(request, request.checked[position], LARGE_KINDS)
-    return dealt_kinds(request, position)
+    workload = request.checked[position]
+    return dealt_kinds(request, workload, LARGE_KINDS if workload in request.large_checks else None)
 
 
 def _operations_beside(request: Request) -> frozenset[str]:

@@ -30,6 +30,9 @@ MOST_EVENTS = 20
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round: of each step of the burst, or their mean."""
 
+Arm = Callable[[], list[float]]
+Decided = Callable[[Rounds], bool]
+
 
 def burst_steps(seconds: float) -> int:
     """Steps of a burst, by the seconds of one."""
@@ -62,10 +65,7 @@ def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
 
 
 def take_turns(
-    arms: Mapping[str, Callable[[], list[float]]],
-    seconds: float = 0.0,
-    least: int = LEAST_ROUNDS,
-    decided: Callable[[Rounds], bool] | None = None,
+    arms: Mapping[str, Arm], seconds: float = 0.0, least: int = LEAST_ROUNDS, decided: Decided | None = None
 ) -> Rounds:
     """Times of every arm once a round, in an order that reverses each round and starts at another arm after two, so
     that drift cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time or until they are ``decided``, and
@@ -102,7 +102,7 @@ class Turns:
         arms: Mapping[str, Any],
         seconds: float = 0.0,
         least: int = LEAST_ROUNDS,
-        decided: Callable[[Rounds], bool] | None = None,
+        decided: Decided | None = None,
     ) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
 

@@ -19,7 +19,7 @@ from tilewright.fitness.evaluation import FigureKind, GateReading, Stage, Verdic
 from tilewright.fitness.race import Race, Rung
 from tilewright.fitness.score import geometric_mean
 from tilewright.fitness.targets import load_target
-from tilewright.seeds.operator import Scope
+from tilewright.seeds.operator import Scope, in_order
 from tilewright.workers.cascade import drawn_shapes, measured
 from tilewright.workers.cascade.drawn_shapes import declared
 from tilewright.workers.cascade.measured import MeasuredCascade
@@ -44,7 +44,9 @@ from tilewright.workers.request import Failure, Findings
 OPERATOR = Doubler()
 
 
-request = functools.partial(scripted.request, OPERATOR, source="text", checked=(shape(32), shape(48)))
+request = functools.partial(
+    scripted.request, OPERATOR, source="text", checked=in_order((shape(32), shape(48)))
+)
 
 
 def gated(change=lambda frame: frame, **changes):
@@ -83,7 +85,7 @@ def test_answers_are_due_before_the_device_is_asked():
             return super().oracle(workload, inputs)
 
     stage, operator = GateStage(ScriptedStation(answers)), Counted()
-    asked = scripted.request(operator, source="text", checked=(shape(32), shape(48)))
+    asked = scripted.request(operator, source="text", checked=in_order((shape(32), shape(48))))
     stage.prepare(asked)
     assert operator.asked == 2
     assert stage.run(asked, Findings()) is None and operator.asked == 2

@@ -17,6 +17,7 @@ from tilewright.fitness.tpu import simulation, time_model
 from tilewright.fitness.tpu.events import Events
 from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
 from tilewright.fitness.tpu.structure import ModuleFacts
+from tilewright.seeds.operator import in_order
 from tilewright.workers.cascade import modelled_stages as stages
 from tilewright.workers.child.ending import ChildOutcome, Ending
 from tilewright.workers.child.frames import Frame
@@ -30,7 +31,9 @@ TARGET = load_target("tpu7x")
 INCOMPLETE = Failure(Verdict.CRASHED, "the child ended before it had answered everything")
 
 
-request = functools.partial(scripted.request, OPERATOR, target=TARGET, checked=(shape(32), shape(48)))
+request = functools.partial(
+    scripted.request, OPERATOR, target=TARGET, checked=in_order((shape(32), shape(48)))
+)
 
 
 def error(phase="trace", **changes):
@@ -309,13 +312,14 @@ def test_a_spot_is_checked_on_kinds_that_the_seed_draws_and_says_where(monkeypat
     for seed in range(6):
         asked = request(
             checked=(shape(48),), measured=(), large_checks=(shape(48),), thorough=thorough, seed=seed,
-            sampled=where, whole_axes=frozenset({"m48"}),
+            sampled=where, whole_axes={"m48": ["ones"]},
         )  # fmt: skip
         child, found = Checker(monkeypatch), traced_findings()
         found.modules["m48"] = b"made before"
         assert stages.check(asked, found) is None
         (job,) = child.jobs
-        assert job.data["lower"] == [] and job.data["check"][0]["sampled"] and job.data["check"][0]["whole"]
+        assert job.data["lower"] == [] and job.data["check"][0]["sampled"]
+        assert job.data["check"][0]["whole"] == ["ones"]
         assert np.array_equal(job.arrays["where/m48/c/0"], [1, 47])
         assert np.array_equal(job.arrays["where/m48/c/1"], [0, 63, 5])
         assert len(found.gates) == most

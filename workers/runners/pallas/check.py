@@ -301,7 +301,7 @@ def _check(
         prefix = f"{workload['id']}/{kind}/"
         operands = [arrays[prefix + tensor["name"]] for tensor in workload["inputs"]]
         if where is not None:
-            results = Program(jaxpr, operands).run(where, settings, whole=bool(check["whole"]))
+            results = Program(jaxpr, operands).run(where, settings, whole=kind in check["whole"])
         else:
             results = [np.asarray(result) for result in ways[(first + turn) % len(ways)](*operands)]
         outputs = {t["name"]: array for t, array in zip(workload["outputs"], results, strict=True)}
