@@ -141,13 +141,14 @@ def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature 
             addresses.append(value.data_ptr())
             layout = str(value.dtype), tuple(value.shape), value.stride(), value.device.type
             wanted, same = grad and value.requires_grad, addresses.index(addresses[-1])
-            return (type(value).__name__, *layout, wanted, same)
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            return ("" if plain else type(value).__name__, *layout, wanted, same)
         if isinstance(value, list | tuple):
             return (type(value).__name__, *map(described, value))
         if isinstance(value, dict):
             return ("dict", *((repr(name), described(part)) for name, part in value.items()))
-        plain = isinstance(value, bool | int | float | str) or value is None
-        return repr(value) if plain else type(value).__qualname__
+        known = isinstance(value, bool | int | float | str) or value is None
+        return repr(value) if known else type(value).__qualname__
 
     try:
         named = tuple((name, described(value)) for name, value in sorted(kwargs.items()))
@@ -387,6 +388,13 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def standing(found: Any) -> Any:
+    """What stands there once what is installed no longer is looked through."""
+    while not getattr(getattr(found, "_replacement", None), "installed", True):
+        found = found._original
+    return found
+
+
 def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> None:
     """Undo what stands in a class. ``before``: None where the class had inherited it."""
     if getattr(owner, name, None) is stand_in:
@@ -400,8 +408,7 @@ def _put_back(
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
     and is not given back to one that is installed no longer."""
     replacement.installed = False
-    while not getattr(getattr(original, "_replacement", None), "installed", True):
-        original = original._original
+    original = standing(original)
     for owner, name in (*places, *names_of(stand_in, modules)):
         if getattr(owner, name, None) is stand_in:
             setattr(owner, name, original)

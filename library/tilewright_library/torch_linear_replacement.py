@@ -1,12 +1,13 @@
 """``torch.nn.functional.linear`` in blockwise FP8 for listed shapes. Changes numerics."""
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .launch_replacement import standing
 from .torch_modules import multiply
 from .torch_operators import linear_infer, quantise_weight, unwatched
 
@@ -23,7 +24,7 @@ class LinearLayers:
     def __init__(self, shapes: Collection[tuple[int, int, int]], kept: bool = False) -> None:
         self._shapes = frozenset(tuple(shape) for shape in shapes)
         self._kept: Any = WeakTensorKeyDictionary() if kept else None
-        """By weight: its address and version, and both quantised copies, which live as long as it does."""
+        """By weight: its address and version, both quantised copies, which live as long as it does, and its stream."""
         self._stand_ins: dict[Any, Any] = {}
         self.installed = False
         self.calls = self.others = 0
@@ -39,9 +40,8 @@ class LinearLayers:
 
     def uninstall(self) -> None:
         """Other layers that were installed since stay, and do not give back what is installed no longer."""
-        self.installed, found = False, cast(Any, F.linear)
-        while not getattr(getattr(found, "_replacement", None), "installed", True):
-            found = F.linear = found._original
+        self.installed = False
+        F.linear = standing(F.linear)
 
     def _stand_in(self, original: Any) -> Any:
         def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -69,21 +69,32 @@ class LinearLayers:
         if differentiated or w.is_inference():
             return None
         seen, found = (w.data_ptr(), w._version), self._kept.get(w)
+        stream, capturing = torch.cuda.current_stream(w.device), torch.cuda.is_current_stream_capturing()
         if found is None or found[0] != seen:
-            if torch.cuda.is_current_stream_capturing():
+            # where other streams may read them, the one that made them makes them anew
+            if capturing or (found is not None and found[2] != stream):
                 return None
             with torch.inference_mode(False), torch.no_grad():  # they may change outside of it
                 made = quantise_weight(w.detach().contiguous())
-            found = self._kept[w] = seen, made if found is None else found[1].copy_(made)
+            made = made if found is None else found[1].copy_(made)
+            found = self._kept[w] = seen, made, stream, stream.record_event()
+        elif found[2] != stream and not capturing:  # a capture begins when all is done
+            stream.wait_event(found[3])
         copies: torch.Tensor = found[1]
         return copies
 
     def _takes(self, x: Any, w: Any, bias: Any) -> bool:
         if type(x) is not torch.Tensor or not unwatched(x, w):
             return False
-        if w.dim() != 2 or not x.is_cuda or not x.numel():
+        if (
+            w.dim() != 2
+            or x.shape[-1:] != w.shape[1:]
+            or not x.is_cuda
+            or x.device != w.device
+            or not x.numel()
+        ):
             return False
         kinds = [torch.get_autocast_dtype("cuda")] if torch.is_autocast_enabled("cuda") else []
         kinds += [t.dtype for t in (x, w, bias) if t is not None]
-        rows = (x.numel() // x.shape[-1], w.shape[0], w.shape[1])
-        return rows in self._shapes and all(kind is torch.bfloat16 for kind in kinds)
+        size = (x.numel() // x.shape[-1], *w.shape)
+        return size in self._shapes and all(kind is torch.bfloat16 for kind in kinds)
