@@ -388,6 +388,13 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def standing(found: Any) -> Any:
+    """What stands there once what is installed no longer is looked through."""
+    while not getattr(getattr(found, "_replacement", None), "installed", True):
+        found = found._original
+    return found
+
+
 def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> None:
     """Undo what stands in a class. ``before``: None where the class had inherited it."""
     if getattr(owner, name, None) is stand_in:
@@ -401,8 +408,7 @@ def _put_back(
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
     and is not given back to one that is installed no longer."""
     replacement.installed = False
-    while not getattr(getattr(original, "_replacement", None), "installed", True):
-        original = original._original
+    original = standing(original)
     for owner, name in (*places, *names_of(stand_in, modules)):
         if getattr(owner, name, None) is stand_in:
             setattr(owner, name, original)

@@ -1,12 +1,13 @@
 """``torch.nn.functional.linear`` in blockwise FP8 for listed shapes. Changes numerics."""
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .launch_replacement import standing
 from .torch_modules import multiply
 from .torch_operators import linear_infer, quantise_weight, unwatched
 
@@ -39,9 +40,8 @@ class LinearLayers:
 
     def uninstall(self) -> None:
         """Other layers that were installed since stay, and do not give back what is installed no longer."""
-        self.installed, found = False, cast(Any, F.linear)
-        while not getattr(getattr(found, "_replacement", None), "installed", True):
-            found = F.linear = found._original
+        self.installed = False
+        F.linear = standing(F.linear)
 
     def _stand_in(self, original: Any) -> Any:
         def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -86,9 +86,15 @@ class LinearLayers:
     def _takes(self, x: Any, w: Any, bias: Any) -> bool:
         if type(x) is not torch.Tensor or not unwatched(x, w):
             return False
-        if w.dim() != 2 or not x.is_cuda or not x.numel():
+        if (
+            w.dim() != 2
+            or x.shape[-1:] != w.shape[1:]
+            or not x.is_cuda
+            or x.device != w.device
+            or not x.numel()
+        ):
             return False
         kinds = [torch.get_autocast_dtype("cuda")] if torch.is_autocast_enabled("cuda") else []
         kinds += [t.dtype for t in (x, w, bias) if t is not None]
-        rows = (x.numel() // x.shape[-1], w.shape[0], w.shape[1])
-        return rows in self._shapes and all(kind is torch.bfloat16 for kind in kinds)
+        size = (x.numel() // x.shape[-1], *w.shape)
+        return size in self._shapes and all(kind is torch.bfloat16 for kind in kinds)
