@@ -56,8 +56,8 @@ SCREENS_OFF = 0.015
 """Most that screens are taken to be off by, as a logarithm."""
 
 SCREEN_KINDS, KINDS = 1, 2
-"""Kinds of inputs that a candidate meets on every timed shape beside those it is timed on, and those that a new champion
-and most drawn shapes meet: each costs a call between canaries. A finalist meets all on timed shapes."""
+"""Kinds of inputs that a candidate meets on every timed shape beside those it is timed on; and kinds for new champions
+and most drawn shapes. Each costs a call between canaries. A finalist meets all on timed shapes."""
 
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
