@@ -127,7 +127,7 @@ def test_single_sizes_and_pairs_that_are_named_take_turns():
     drawn = lot.drawn(_request(softmax(), source), dataclasses.replace(SMALL, named=6))
     pairs = [w for w in drawn if w.dims["M"] * w.dims["N"] == 1001]
     singles = [w for w in drawn if {*range(189, 199)} & {*w.dims.values()}]
-    assert len(pairs) == 3 and len(singles) == 2, "the first shape is a large one"
+    assert len(pairs) == 2 and len(singles) == 2, "the first shape is a large one, and some are corners"
 
 
 def test_sizes_that_a_truth_finds_alike_are_drawn_where_few_are_legal():
