@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import errno
+import io
 import os
 import re
 import signal
@@ -107,6 +108,9 @@ def command() -> NoReturn:
     """
     # this process asks JAX for references alone; libtpu, which would answer signals itself, is for its children
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+            stream.reconfigure(errors="replace")  # an encoding may lack a sign such as ×
     code = main()
     if code == INTERRUPTED or any(thread.name in AT_WORK for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
@@ -363,7 +367,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     from tilewright.evolve.record.journal import is_running
 
     home = home_folder(arguments.home)
-    folders = [find_campaign(home, name) for name in arguments.campaigns]
+    folders = list(dict.fromkeys(find_campaign(home, name) for name in arguments.campaigns))
     for folder in folders:
         if is_running(folder / JOURNAL):
             raise UserError(f"campaign {folder.name} is running; stop it first.")

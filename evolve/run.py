@@ -44,8 +44,9 @@ MIRROR_LOOK_SECONDS = 0.25
 COLLECT = (10_000, 10, 10)
 """Thresholds of Python's garbage collector: kept syntax trees make a full collection stop all threads for 0.1 s."""
 
-MIRROR_PATIENCE_SECONDS = 60.0
-"""How long a finished campaign waits for MLflow to catch up; 'tilewright ui' completes the mirror later."""
+MIRROR_PATIENCE_SECONDS, TUNED_PATIENCE_SECONDS = 60.0, 5.0
+"""How long a finished campaign waits for MLflow to catch up, and that of a tuned function, whose winner somebody waits
+for; 'tilewright ui' completes the mirror later."""
 
 
 @dataclass
@@ -273,7 +274,8 @@ class _Run:
 
     def _await_mirror(self, mirror: MirrorProcess) -> bool:
         """Wait until MLflow has every row; returns whether it has. An interrupt ends only this wait."""
-        deadline = time.monotonic() + MIRROR_PATIENCE_SECONDS
+        tuned = self.journal.meta(TUNED) is not None
+        deadline = time.monotonic() + (TUNED_PATIENCE_SECONDS if tuned else MIRROR_PATIENCE_SECONDS)
         while not (done := mirror.wait(MIRROR_LOOK_SECONDS)):
             if self._interrupted or mirror.ended or time.monotonic() >= deadline:
                 break

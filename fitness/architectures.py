@@ -54,16 +54,14 @@ class Architecture:
         return bounds[limit] * warps, limit
 
 
-def _amd(name: str, product: str, units: int, lds: int) -> Architecture:
-    return Architecture(name, product, "hip", name, 64, units, lds, lds, 0, 32, 32, 4, 512, 8)
-
-
 def _nvidia(name: str, product: str, units: int, capability: int) -> Architecture:
     return Architecture(name, product, "cuda", capability, 32, units, 232448, 233472, 1024, 64, 32, 4, 512, 8)
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "gfx950": _amd("gfx950", "AMD Instinct MI355X", 256, 160 << 10),
+    "gfx950": Architecture(
+        "gfx950", "AMD Instinct MI355X", "hip", "gfx950", 64, 256, 160 << 10, 160 << 10, 0, 32, 32, 4, 512, 8
+    ),
     "sm_90": _nvidia("sm_90", "NVIDIA H200", 132, 90),
     "sm_100": _nvidia("sm_100", "NVIDIA B200", 148, 100),
 }

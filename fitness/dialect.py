@@ -39,14 +39,13 @@ _FORBIDDEN: dict[type[ast.AST], str] = {
 }  # fmt: skip
 """What is refused in words of its own; whatever is not among ``_KNOWN`` is refused by its name."""
 
-_KNOWN = (
-    ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.FunctionDef, ast.Return, ast.If, ast.For, ast.While,
-    ast.Break, ast.Continue, ast.Pass, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom, ast.alias, ast.arguments,
-    ast.arg, ast.keyword, ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript, ast.Slice, ast.Starred,
-    ast.Tuple, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
-    ast.comprehension, ast.Lambda, ast.IfExp, ast.NamedExpr, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,
-    ast.JoinedStr, ast.FormattedValue, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
-)  # fmt: skip
+_KNOWN_NAMES = (
+    "Expr Assign AnnAssign AugAssign FunctionDef Return If For While Break Continue Pass Assert Raise Import "
+    "ImportFrom alias arguments arg keyword Name Constant Attribute Call Subscript Slice Starred Tuple List Dict "
+    "Set ListComp SetComp DictComp GeneratorExp comprehension Lambda IfExp NamedExpr BoolOp BinOp UnaryOp Compare "
+    "JoinedStr FormattedValue expr_context operator unaryop boolop cmpop"
+)
+_KNOWN = tuple(vars(ast)[name] for name in _KNOWN_NAMES.split())
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ class Race:
             return None
         bar = self.bar(descriptors)
         fitness = math.exp(statistics.fmean(math.log(f.rate) for f in seen) - rung.offset)
-        half = math.hypot(rung.half_width, math.hypot(*map(_error, seen)) / len(seen)) + _drift(seen)
+        drift = DRIFT if any(f.kind is FigureKind.MEASURED for f in seen) else 0.0
+        half = math.hypot(rung.half_width, math.hypot(*map(_error, seen)) / len(seen)) + drift
         if fitness * math.exp(half) >= bar:
             return None
         leads = (f.seconds * math.exp(-_error(f)) <= self.fastest.get(f.workload, math.inf) for f in seen)
@@ -113,7 +114,3 @@ def _error(figures: WorkloadFigures) -> float:
     if figures.kind is not FigureKind.MEASURED:
         return 0.0
     return NORMAL_95 * float(figures.diagnosis.get("relative_error", 0.05))
-
-
-def _drift(figures: Sequence[WorkloadFigures]) -> float:
-    return DRIFT if any(f.kind is FigureKind.MEASURED for f in figures) else 0.0

@@ -178,7 +178,7 @@ class TableKinds(Protocol):
 
 @runtime_checkable
 class Heavy(Protocol):
-    """An optional part of a sampled operator if even a sample of its answers is much work for a processor."""
+    """An optional part of an operator whose answers, or even a sample of them, are much work for a processor."""
 
     def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
         """Request to a process with a device for the sample of a shape, as JSON; None if the host computes it soon."""

@@ -230,7 +230,7 @@ def slack_of(
     to the other operand so.
     """
     forms = (a, a * FP8_MAX, b, b / FP8_MAX) if carried else (a, b)
-    exact = all(_lossless(x) for x in forms)
+    exact = all((x.astype(ml_dtypes.bfloat16) == x).all() for x in forms)
     # a power of two, so that squares are numbers
     size = 2.0 ** np.floor(np.log2(max(float(np.abs(a).max(initial=0.0)), 1e-300)))
     left, right = np.abs(a / size).astype(np.float32), np.abs(b).astype(np.float32)
@@ -242,11 +242,6 @@ def slack_of(
     for one, other in pairs:
         found, turned = found + product(one, other), turned + product(one * one, other * other)
     return found.astype(np.float64) * size, turned.astype(np.float64) * size**2
-
-
-def _lossless(x: np.ndarray) -> bool:
-    """Whether bfloat16 holds every value."""
-    return bool((x.astype(ml_dtypes.bfloat16) == x).all())
 
 
 ATTENTION_GATES: tuple[Gate, ...] = (

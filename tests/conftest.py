@@ -12,7 +12,14 @@ TOGETHER = "exploits/test_triton.py"
 """One worker starts one station for all exploits. pytest 9.2 keeps no node id that xdist 3.8 could add a group to."""
 
 
-LONGEST = ("tests/test_tutorial.py", "tests/test_end_to_end.py", "tests/workers/")
+LONGEST = (
+    "tests/test_tutorial.py",
+    "tests/test_bring_your_own.py",
+    "tests/evolve/intake/",
+    "tests/library/",
+    "tests/workers/",
+    "tests/evolve/",
+)
 """First: a worker that begins one last works on alone. pytest 9 merges ``testpaths`` that lie in each other."""
 
 

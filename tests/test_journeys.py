@@ -76,6 +76,7 @@ def here(tmp_path, monkeypatch):
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "circle").symlink_to("circle")
     monkeypatch.chdir(tmp_path)
     for name in ("TILEWRIGHT_HOME", "TILEWRIGHT_LLM_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)

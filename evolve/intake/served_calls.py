@@ -46,7 +46,14 @@ def tilewright_text(value: Any) -> str:
         return f"{value.__module__}.{name}".replace("jax.numpy.", "jnp.")
     if kind.__module__ in ("builtins", "torch", "numpy.dtypes") or not hasattr(value, "__dict__"):
         return repr(value)
-    return f"{kind.__name__}{tilewright_text(dict(vars(value)))}"
+    held = dict(vars(value))
+    module: Any = getattr(getattr(TILEWRIGHT_TORCH, "nn", None), "Module", ())
+    for name, plain in (
+        vars(module()).items() if isinstance(value, module) else ()
+    ):  # what a new layer holds as well
+        if held.get(name) == plain:
+            del held[name]
+    return f"{kind.__name__}{tilewright_text(held)}"
 
 
 def tilewright_key(value: Any) -> Any:

@@ -36,9 +36,7 @@ _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 _CALLED = "\n\nfrom tilewright.library.cuda_call import called\n\n"
 _MADE = ("empty", "zeros")
 _NO_MEMORY = ("shape", "stride", "device", "dtype", "size", "numel", "dim")
-_REFERENCES = (
-    "torch", "torch.nn.functional", "torch.linalg", "torch.special", "jax.numpy", "jax.nn", "jax.lax",
-)  # fmt: skip
+_REFERENCES = "torch torch.nn.functional torch.linalg torch.special jax.numpy jax.nn jax.lax"
 """Modules of which a reference may be a function."""
 
 
@@ -412,7 +410,7 @@ def reference_text(reference: Any) -> str:
     if isinstance(reference, str):
         return reference
     name = getattr(reference, "__name__", "")
-    for module in _REFERENCES:
+    for module in _REFERENCES.split():
         if getattr(sys.modules.get(module), name, None) is reference:
             return f"{module}.{name}"
     path, found = place_of(reference)

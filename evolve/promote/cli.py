@@ -186,7 +186,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _warm(arguments: argparse.Namespace) -> int:
-    from tilewright.evolve.promote.warming import warm_library
+    from tilewright.evolve.promote.library_commands import warm_library
 
     changed, whole = warm_library(_writer(arguments), arguments.shapes, arguments.device, _say)
     _say(f"{len(changed)} operators have plans for {arguments.device}")

@@ -86,7 +86,7 @@ class Archive:
 
     def _offer(self, island: int, elite: Elite) -> None:
         holder = self._islands[island].get(elite.cell)
-        if holder is None or _fitter(elite, holder):
+        if holder is None or elite.fitness > holder.fitness:  # on a tie the holder stays
             self._islands[island][elite.cell] = elite
 
     def _migrate(self) -> None:
@@ -96,8 +96,3 @@ class Archive:
         for island, best in enumerate(bests):
             for elite in best:
                 self._offer((island + 1) % len(self._islands), elite)
-
-
-def _fitter(one: Elite, other: Elite) -> bool:
-    """Whether ``one`` takes the cell of ``other``: on a tie the holder stays."""
-    return one.fitness > other.fitness

@@ -72,7 +72,7 @@ def require_writable(folder: Path, key: str) -> None:
     The check creates and changes nothing.
     """
     place = folder
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     try:
         if not place.is_dir():

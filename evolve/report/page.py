@@ -5,6 +5,7 @@ policy forbids any script but its own, and the network.
 """
 
 import base64
+import contextlib
 import errno
 import hashlib
 import json
@@ -112,9 +113,12 @@ def resource(name: str) -> str:
 
 
 def require_replaceable(path: Path) -> None:
-    """Raises OSError for a device, a pipe or a folder: to rename a file onto it would remove it."""
+    """Raises OSError where something is that is no page, such as a journal or a device: a page would replace it."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        if (begin := file.read(15)) and begin.lower() != b"<!doctype html>":
+            raise OSError(errno.EEXIST, "a file is there that is no report", str(path))
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -124,6 +128,8 @@ def write_atomically(path: Path, text: str) -> Path:
     try:
         part.write_text(text, encoding="utf-8", errors="replace")
         part.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)
     return path

@@ -117,7 +117,9 @@ class PlainDisplay:
         # where nothing has ended since the last such line, what the campaign waits for
         waits = f"; {snapshot.activity[0]}" if snapshot.activity and snapshot.verdicts == self._told else ""
         self._told = snapshot.verdicts
-        self._write(f"{progress_text(snapshot)}: {verdicts_text(snapshot.verdicts)}{lag}{waits}")
+        counts = sorted(snapshot.verdicts.items(), key=lambda count: -count[1])
+        verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts) or "no verdicts yet"
+        self._write(f"{progress_text(snapshot)}: {verdicts}{lag}{waits}")
 
     def _write(self, line: str) -> None:
         if line != self._line:
@@ -206,12 +208,6 @@ def best_text(snapshot: Snapshot) -> str:
     rivals = [(name, e) for name, e in _rivals(snapshot) if e.fitness and e.genome != best.genome]
     speeds = [speed_text(best.fitness / (e.fitness or 0.0), name) for name, e in rivals]
     return ", ".join([f"{rate_text(best.fitness, best.unit)} ({_target_and_kind(best)})", *speeds])
-
-
-def verdicts_text(verdicts: Mapping[str, int]) -> str:
-    return (
-        ", ".join(f"{n} {v}" for v, n in sorted(verdicts.items(), key=lambda vn: -vn[1])) or "no verdicts yet"
-    )
 
 
 def _target_and_kind(evaluation: Evaluation) -> str:

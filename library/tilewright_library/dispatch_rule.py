@@ -130,11 +130,6 @@ def _constraint_holds(rule: Any, names: Mapping[str, Any]) -> bool:
         return False
 
 
-def log_distances(dims: Sequence[int], known: Sequence[int]) -> list[float]:
-    """|log2(size / known size)| of each dimension."""
-    return [abs(math.log2(size / other)) for size, other in zip(dims, known, strict=True)]
-
-
 def complete_shares(shares: Sequence[float | None]) -> list[float] | None:
     """The shares of the roofline by entry, as ``nearest`` takes them; None if one is missing."""
     found = [share for share in shares if share]
@@ -155,7 +150,7 @@ def nearest(
     if min(dims.values()) <= 0:
         raise Unserved(f"an empty product ({shape}) has no kernel")
     away = {
-        number: log_distances(list(dims.values()), [known[name] for name in dims])
+        number: [abs(math.log2(size / known[name])) for name, size in dims.items()]
         for number, (known, legality) in enumerate(entries)
         if legality.holds(dims)
     }

@@ -34,34 +34,46 @@ def signature(
     """What a launch is recognised by; None for a launch with an argument of a kind that is not compared.
 
     ``constants``: places and names of arguments that are compiled in (``constants_of``). Tensors also say which of them
-    begin at one address: a kernel that may write over what it reads does not serve where it was not tried.
+    overlap, and how: a kernel that may write over what it reads does not serve where it was not tried.
     """
     parts: list[Any] = []
-    addresses: dict[int, int] = {}
+    spans: list[tuple[int, int]] = []
     for place, value in (*enumerate(args), *kwargs.items()):
-        part = _described(value, place in constants, addresses)
+        part = _described(value, place in constants, spans)
         if part is NotImplemented:
             return None
         parts.append(part if type(place) is int else (place, part))
     return tuple(parts)
 
 
-def _described(value: Any, constant: bool, addresses: dict[int, int]) -> Any:
+def _described(value: Any, constant: bool, spans: list[tuple[int, int]]) -> Any:
     kind = type(value)
     if kind is bool or value is None or kind is str or (kind is int and abs(value) < LEAST_ADDRESS):
         return (kind.__name__, value)
     if kind is float:  # of a number that a kernel is only given, no code depends
         return ("float", repr(value)) if constant else ("float",)
     if hasattr(value, "untyped_storage"):
-        address = value.data_ptr()
-        same = addresses.setdefault(address, len(addresses))
-        shape, stride = tuple(value.shape), tuple(value.stride())
+        shape, stride, address = tuple(value.shape), tuple(value.stride()), value.data_ptr()
+        same = _overlap(address, shape, stride, value.element_size(), spans)
         return ("tensor", str(value.dtype), shape, stride, address % ALIGNMENT == 0, same)
     if (kind.__module__ == "torch" and kind.__name__ == "dtype") or kind.__module__.startswith(
         "triton.language"
     ):
         return (kind.__name__, str(value))
     return NotImplemented
+
+
+def _overlap(
+    begin: int, shape: Sequence[int], stride: Sequence[int], size: int, spans: list[tuple[int, int]]
+) -> int | tuple[int, int]:
+    """The number of the first tensor that begins there; or of one that reaches into its memory, with the bytes between.
+    ``spans``: from where to where the tensors before lie, to which this one is added."""
+    last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    end = begin if 0 in shape else begin + (last + 1) * size
+    spans.append((begin, end))
+    pairs = enumerate(spans)  # this one begins where it begins
+    number, first = next((n, a) for n, (a, b) in pairs if begin == a or (begin < b and a < end))
+    return number if begin == first else (number, begin - first)
 
 
 def constants_of(kernel: Any) -> frozenset[int | str]:
@@ -113,16 +125,37 @@ class Replacement(Counted):
         return Launcher(original, self)
 
 
-def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-    """What a call of a function is recognised by: dtype and shape of tensors, values of plain arguments, else types."""
+def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature | None:
+    """What a call of a function is recognised by; None for one with a tensor that lies in no memory.
+
+    Of tensors the layout, which begin at one address and which are differentiated; of plain arguments, also within
+    lists and such, the values; of others the types; and the modes of autograd and autocast.
+    """
+    torch = importlib.import_module("torch")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(device)
+    addresses: list[int] = []
 
     def described(value: Any) -> Any:
-        if hasattr(value, "data_ptr") and hasattr(value, "stride"):
-            return (str(value.dtype), tuple(value.shape))
-        plain = isinstance(value, bool | int | float | str) or value is None
-        return repr(value) if plain else type(value).__qualname__
+        if torch.is_tensor(value):
+            addresses.append(value.data_ptr())
+            layout = str(value.dtype), tuple(value.shape), value.stride(), value.device.type
+            wanted, same = grad and value.requires_grad, addresses.index(addresses[-1])
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            return ("" if plain else type(value).__name__, *layout, wanted, same)
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, *map(described, value))
+        if isinstance(value, dict):
+            return ("dict", *((repr(name), described(part)) for name, part in value.items()))
+        known = isinstance(value, bool | int | float | str) or value is None
+        return repr(value) if known else type(value).__qualname__
 
-    return (*map(described, args), *((name, described(value)) for name, value in sorted(kwargs.items())))
+    try:
+        named = tuple((name, described(value)) for name, value in sorted(kwargs.items()))
+        modes = grad, str(torch.get_autocast_dtype(device)) if cast else ""
+        return (modes, tuple(map(described, args)), named)
+    except RuntimeError:
+        return None
 
 
 @dataclass
@@ -144,10 +177,13 @@ class Option(Counted):
     def stand_in(self, original: Any) -> Any:
         if not callable(original):
             raise NotInstalled(f"{self.module}.{self.name} is no function here")
+        torch = importlib.import_module("torch")
 
         @functools.wraps(original)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if not self.installed or self.option in kwargs or call_signature(args, kwargs) not in self.known:
+            if torch.compiler.is_compiling() or not self.installed:  # compiled again for each other count
+                return original(*args, **kwargs)
+            if self.option in kwargs or call_signature(args, kwargs) not in self.known:
                 self.others += 1
                 return original(*args, **kwargs)
             self.calls += 1
@@ -253,7 +289,7 @@ class Launcher:
             return self._original.run(*args, grid=grid, warmup=warmup, **kwargs)
         of.calls += 1
         compiled = launch(self._kernel, self._places, found, grid, args, kwargs)
-        if same and hasattr(compiled, "packed_metadata"):
+        if same and len(self._ready) < MOST_READY and hasattr(compiled, "packed_metadata"):
             self._ready[same] = (compiled, found)
         return compiled
 
@@ -271,6 +307,7 @@ class Launcher:
             return None
         parts: list[Any] = [self._device(), len(args), *kwargs]
         addresses: list[int] = []
+        storages: list[int] = []
         for n, value in enumerate((*args, *kwargs.values())):
             kind = type(value)
             if kind in _PLAIN:
@@ -279,6 +316,7 @@ class Launcher:
                 address = value.data_ptr()
                 parts += (value.dtype, value.shape, value.stride(), address % ALIGNMENT)
                 addresses.append(address)
+                storages.append(address - value.storage_offset() * value.itemsize)
             elif kind.__name__ == "dtype":
                 parts += (kind, str(value))
             elif kind is float:
@@ -286,8 +324,10 @@ class Launcher:
                 parts += (kind, repr(value) if place in self._constants else "")
             else:
                 return None
-        if len(set(addresses)) < len(addresses):
-            parts += map(addresses.index, addresses)
+        if len(set(storages)) < len(storages):  # where they may overlap
+            first = [storages.index(storage) for storage in storages]
+            parts += first
+            parts += [address - addresses[n] for n, address in zip(first, addresses, strict=True)]
         return tuple(parts)
 
     def _loads(self, key: Any) -> bool:
@@ -298,6 +338,9 @@ class Launcher:
         self._replacement.loaded.add(key)
         return True
 
+
+MOST_READY = 4096
+"""Launches that are known at once: places within a buffer may be other ones in each step."""
 
 _PLAIN = frozenset((bool, int, str, type(None)))
 
@@ -345,6 +388,13 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def standing(found: Any) -> Any:
+    """What stands there once what is installed no longer is looked through."""
+    while not getattr(getattr(found, "_replacement", None), "installed", True):
+        found = found._original
+    return found
+
+
 def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> None:
     """Undo what stands in a class. ``before``: None where the class had inherited it."""
     if getattr(owner, name, None) is stand_in:
@@ -358,8 +408,7 @@ def _put_back(
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
     and is not given back to one that is installed no longer."""
     replacement.installed = False
-    while not getattr(getattr(original, "_replacement", None), "installed", True):
-        original = original._original
+    original = standing(original)
     for owner, name in (*places, *names_of(stand_in, modules)):
         if getattr(owner, name, None) is stand_in:
             setattr(owner, name, original)

@@ -13,8 +13,8 @@ from testkit.library.shelves import SMALL, put
 from testkit.promote_campaign import FormulaPool, one_sentence, quick_child, write_campaign
 from tilewright.evolve import cli
 from tilewright.evolve.promote.command import Options, promote
+from tilewright.evolve.promote.library_commands import add_plans
 from tilewright.evolve.promote.library_writer import LibraryError, LibraryWriter
-from tilewright.evolve.promote.warming import add_plans
 from tilewright.library import plan_shelf, store
 from tilewright.library.loaded import Dispatcher, served
 

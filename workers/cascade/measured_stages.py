@@ -154,7 +154,8 @@ class ScreenStage:
         ]
         if not self._samples.sampled:
             first = request.operator.input_kinds[0]
-            return request.truth.prepare([(w, seed, kind or first) for w, kind in asked])
+            whole = [(w, seed, kind or first) for w, kind in asked]
+            return request.truth.prepare([one for one in whole if self._samples.from_device(*one) is None])
         for workload, kind in asked:
             self._samples.of(workload, seed, kind)
 

@@ -36,6 +36,9 @@ A kernel may carry what it likes along them, a count of steps among it, and so t
 ORACLE_FLOPS = 1 << 39
 """Work (FLOP) of the largest shape with whole references, for an operator that cannot sample them."""
 
+ELEMENT_FLOPS = 256
+"""Work of an element of an operand or result: it is drawn, sent, answered for and compared. 2^25 took 30 s."""
+
 OPERAND_BYTES = 3 << 29
 """Bytes of the largest operands that gates are passed on."""
 
@@ -58,21 +61,25 @@ def to_verify(request: Request, found: Findings, *, best: bool) -> Shapes:
     is cheap or the kernel would be the ``best`` so far; of the suite's others as many as such a kernel is given work
     for, and of a finalist all. Left out is what ``too_large`` says.
     """
-    flops = request.operator.flops
     signatures = {found.facts[w.id].signature for w in request.checked if w.id in found.facts}
     measured = [w for w in request.measured if w not in request.checked]
     wanted = [w for w in measured if found.facts[w.id].signature not in signatures]
-    if best or sum(map(flops, measured)) <= CHEAP_FLOPS:
+    if best or sum(_work(request.operator, w) for w in measured) <= CHEAP_FLOPS:
         wanted += [w for w in measured if w not in wanted]
     others = [w for w in request.unmeasured if best and w not in request.checked]
     left, whole = (FINAL_FLOPS if request.final else BEST_FLOPS) if best else CHEAP_FLOPS, []
     for workload in _shuffled([*wanted, *others], request, found):
-        if flops(workload) <= left:
+        if (work := _work(request.operator, workload)) <= left:
             whole.append(workload)
-            left -= flops(workload)
+            left -= work
     wanted += [w for w in others if request.final or w in whole]
     rest = (w for w in wanted if w not in whole and too_large(request.operator, w) is None)
     return Shapes(tuple(w for w in wanted if w in whole), tuple(rest))
+
+
+def _work(operator: Operator, workload: Workload) -> int:
+    elements = sum(math.prod(s.shape) for s in (*operator.inputs(workload), *operator.outputs(workload)))
+    return max(operator.flops(workload), ELEMENT_FLOPS * elements)
 
 
 def too_large(operator: Operator, workload: Workload) -> str | None:

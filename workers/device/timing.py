@@ -61,6 +61,7 @@ class Samples:
     """
 
     def __init__(self, operator: Operator, station: Station | None = None, most: int = 256) -> None:
+        self._operator = operator
         self._sampled = operator if isinstance(operator, Sampled) else None
         self._tables = self._sampled.tables() if self._sampled else {}
         self._kinds = operator.input_kinds[1:]
@@ -90,12 +91,13 @@ class Samples:
 
         def made() -> Sample:
             tables = kind_tables(self._tables, kind)
-            return self._from_device(workload, seed, kind) or sampling(sampled, workload, seed, tables)
+            return self.from_device(workload, seed, kind) or sampling(sampled, workload, seed, tables)
 
         return self._made.of((workload.id, seed, kind), made)
 
-    def _from_device(self, workload: Workload, seed: int, kind: str) -> Sample | None:
-        asked = self._sampled.elsewhere(workload) if isinstance(self._sampled, Heavy) else None
+    def from_device(self, workload: Workload, seed: int, kind: str) -> Sample | None:
+        """What the station's device computes; of operands that the host makes every element, None where it does not."""
+        asked = self._operator.elsewhere(workload) if isinstance(self._operator, Heavy) else None
         if asked is None or self._station is None:
             return None
         return self._station.sample({**asked, "kind": kind}, seed)
@@ -296,7 +298,9 @@ def _timing_failure(
             references = dict(sample.references)
         else:
             own = kind or request.operator.input_kinds[0]
-            references = request.truth.references(workload, timing.seed, own)
+            there = samples.from_device(workload, timing.seed, own)
+            due = there.references if there else request.truth.references(workload, timing.seed, own)
+            references = dict(due)
         prefix = f"{place}/{_array_name(kind, '')}"
         outputs = {n.removeprefix(prefix): a for n, a in timing.arrays.items() if n.startswith(prefix)}
         label = f"timed calls at {workload.id}" + (f" on {kind}" if kind else "")

@@ -302,11 +302,12 @@ class TakenOperator:
         """See ``seeds.operator.KnownOperands``: lengths, group sizes and tables as one call has them."""
         return known_values(self.operands, workload.dims)
 
-    def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
+    def oracle(self, workload: Workload, inputs: Mapping[str, Any]) -> dict[str, Arrays]:
+        """Of a device's tensors the reference's answers are computed there."""
         return self._references(inputs)
 
     def _references(
-        self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None
+        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> dict[str, Arrays]:
         """References by name: one for each result, and codes beside ties as ``BESIDE``."""
         found = {name: {name: answer} for name, answer in self.answers(inputs, at).items()}
@@ -317,7 +318,9 @@ class TakenOperator:
                 found[name] = {name: near[name] for name in codes}
         return found
 
-    def answers(self, inputs: Arrays, at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
+    def answers(
+        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
+    ) -> Arrays:
         """The reference's results by name, float64 or in the result's own bits; ``at``: at these indices alone."""
         places = {r.place: at[r.name] for r in self.results} if at else None
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
@@ -325,6 +328,19 @@ class TakenOperator:
             own, call, precision = self.rest
             values += run_reference(function_of(own), call, inputs, precision, places)[len(values) :]
         return {r.name: as_result(values[r.place], r.dtype) for r in self.results}
+
+    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
+        """See ``seeds.sampled.Heavy``: this operator and its shape."""
+        dims, sampled = workload.dims, self.independent if isinstance(self, SampledOperator) else ()
+        kept = {n: min(size, SAMPLED) if n in sampled else size for n, size in dims.items()}
+        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
+        share = math.prod(kept[n] / dims[n] for n in dims)
+        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
+        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
+            return None
+        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
+        where = {"workload": workload.id, "dims": dict(workload.dims), "turn": workload.turn}
+        return {"operator": base64.b64encode(plain).decode(), **where}
 
     def flops(self, workload: Workload) -> int:
         """``work``, or one operation for each element written if that is more."""
@@ -398,18 +414,6 @@ class SampledOperator(TakenOperator):
             where[result.name] = [axis[kept] for axis, kept in zip(given, at[result.name], strict=True)]
         inputs = {o.name: elements.at(o.name, *axes(o.shape)) for o in self.operands}
         return Sample(where, self._references(inputs, at))
-
-    def elsewhere(self, workload: Workload) -> Mapping[str, Any] | None:
-        """See ``seeds.sampled.Heavy``: this operator and its shape."""
-        dims = workload.dims
-        kept = {n: min(size, SAMPLED) if n in self.independent else size for n, size in dims.items()}
-        elements = sum(math.prod(o.sizes(kept)) for o in self.operands)
-        share = math.prod(kept[n] / dims[n] for n in dims)
-        light = elements <= HEAVY_ELEMENTS and self.work.get(workload.id, 0) * share <= HEAVY_WORK
-        if self.rest or (light and not self.answered_apart):  # what is interpreted is never soon done
-            return None
-        plain = pickle.dumps(dataclasses.replace(self, kernels={}))
-        return {"operator": base64.b64encode(plain).decode(), "workload": workload.id, "dims": dict(dims)}
 
 
 def thinned_places(
@@ -493,7 +497,7 @@ def _tensors(tensors: Iterable[Operand | Result]) -> str:
 def _source_of(path: Path, name: str) -> str:
     """The text of a function or class in a file; its name if the file cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         nodes = ast.parse(text).body
     except (OSError, ValueError, SyntaxError):
         return name

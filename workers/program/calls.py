@@ -48,24 +48,24 @@ class Watch(Counted):
     """Stands for a function of a step and notes its calls."""
 
     keep: bool = True
-    """Whether with copies of their tensors: one of each kind, by layout and what is differentiated, too."""
-    known: set[Any] = field(default_factory=set)
+    """Whether with copies of their tensors, one of each kind."""
+    known: set[Signature] = field(default_factory=set)
     """Kinds that need not be kept."""
     seen: set[Signature] = field(default_factory=set, init=False)
-    kept: dict[Any, Call] = field(default_factory=dict, init=False)
+    kept: dict[Signature, Call] = field(default_factory=dict, init=False)
     unkept: bool = field(default=False, init=False)
     """Whether tensors of a call are too large to be kept, or lie in no memory."""
 
     def stand_in(self, original: Any) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
-            self.seen.add(signature := call_signature(args, kwargs))
+            if (signature := call_signature(args, kwargs)) is None:
+                self.unkept = True
+                return original(*args, **kwargs)
+            self.seen.add(signature)
             if self.keep and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
                 try:
                     self._note(signature, original, *tree_flatten((args, kwargs)))
-                except (
-                    RuntimeError,
-                    TypeError,
-                ):  # a tensor's class has no memory or no such call; or memory is short
+                except (RuntimeError, TypeError):  # a tensor's class has no such call, or memory is short
                     self.unkept = True
             return original(*args, **kwargs)
 
@@ -78,17 +78,14 @@ class Watch(Counted):
         cast = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         modes = (torch.is_grad_enabled(), device, *cast)
         tensors: dict[Any, torch.Tensor] = {n: v for n, v in enumerate(leaves) if torch.is_tensor(v)}
-        begins = [t.data_ptr() for t in tensors.values()]
         wanted = [n for n, t in tensors.items() if t.requires_grad and modes[0]]
-        layout = [(t.stride(), begins.index(t.data_ptr())) for t in tensors.values()]
-        kind = (signature, modes, *wanted, *layout)
-        if kind in self.known or kind in self.kept or len(self.kept) == MOST_CALLS:
+        if signature in self.known or signature in self.kept or len(self.kept) == MOST_CALLS:
             return
         if stored_bytes(tensors.values()) > MOST_CALL_BYTES:
             self.unkept = True
             return
         others = [None if torch.is_tensor(v) else v for v in leaves]
-        self.kept[kind] = Call(original, others, tree, modes, Values.of(tensors), wanted)
+        self.kept[signature] = Call(original, others, tree, modes, Values.of(tensors), wanted)
 
 
 class _Given(torch.autograd.Function):

@@ -88,7 +88,7 @@ def candidates(recorded: Recorded) -> list[Option]:
         for option, default in options.items():
             known = tuple(  # in one order for every run: faster.py holds it
                 c for c in sorted(watch.seen, key=repr)
-                if not any(type(p) is tuple and p[:1] == (option,) for p in c)
+                if option not in dict(c[2])
             )  # fmt: skip
             if known:
                 found.append(Option(watch.module, watch.name, option, default, known))

@@ -207,10 +207,11 @@ class Proof:
                 self.rounds["look"] = rounds
             else:
                 self.rounds["proof"] = rounds
-                before, after = (statistics.median(t for r in rounds[n] for t in r) for n in ("", "*"))
+                before = statistics.median(t for r in rounds[""] for t in r)
                 predicted = ratio(self.rounds["look"], "", "*")
                 result = {
-                    "gain": whole.value, "interval": (whole.low, whole.high), "before": before, "seconds": after,
+                    "gain": whole.value, "interval": (whole.low, whole.high), "before": before,
+                    "seconds": before / whole.value,  # medians of both apart hold what drifts, too
                     "kept": [{
                         "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
                         "calls": sum(r.calls for r in self.parts[label]),

@@ -1,5 +1,6 @@
 """A user's step: loaded from its file, started from one seed, called."""
 
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -68,9 +69,10 @@ def parameters(state: Any, depth: int = 4) -> Iterator[tuple[str, torch.nn.Param
             yield from parameters(part, depth - 1)
     elif depth and isinstance(state, Mapping):
         yield from parameters(list(state.values()), depth - 1)
-    elif depth and hasattr(state, "__dict__") and not isinstance(state, type | ModuleType):
-        cells = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
-        yield from parameters(cells + list(getattr(state, "__dict__", {}).values()), depth - 1)
+    elif depth and not isinstance(state, type | ModuleType):
+        held = [c.cell_contents for c in getattr(state, "__closure__", None) or ()]
+        held += [getattr(state, name, None) for name in getattr(type(state), "__slots__", ())]
+        yield from parameters(held + list(getattr(state, "__dict__", {}).values()), depth - 1)
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,6 +102,13 @@ def program_of(path: str, step: str, setup: str = "") -> Program:
             raise BadStep(f"{file.name} has no function {name}")
         if inspect.isgeneratorfunction(found[name]) or inspect.iscoroutinefunction(found[name]):
             raise BadStep(f"{file.name}:{name} is a generator or a coroutine: to call it runs nothing")
+    given, named = ((None,), f"the setup {setup}") if setup else ((), "no setup")
+    try:
+        with contextlib.suppress(ValueError):  # what has no signature
+            inspect.signature(found[step]).bind(*given)
+    except TypeError as error:
+        why = f"{file.name}:{step} has {named}, and its call then fails: {error}"
+        raise BadStep(f"{why}; --setup names the function that makes its one argument") from error
     return Program(f"{file.name}:{step}", found[step], found[setup] if setup else None)
 
 

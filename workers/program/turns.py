@@ -16,7 +16,7 @@ from tilewright.fitness.intervals import NORMAL_95, Ratio
 from tilewright.library.launch_replacement import Installation
 from tilewright.workers.program.step import Program, synchronise
 
-BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 3, 60
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 0.4, 2, 60
 LEAST_ROUNDS, MOST_ROUNDS, TRIAL_ROUNDS = 6, 100, 3
 NORMAL_75 = 1.15
 """Half width of a 75 % interval, of which three rounds have one: from their least to their largest. 95 % takes six."""
@@ -29,6 +29,9 @@ MOST_EVENTS = 20
 
 Rounds = dict[str, list[list[float]]]
 """Seconds of a step by arm and round: of each step of the burst, or their mean."""
+
+Arm = Callable[[], list[float]]
+Decided = Callable[[Rounds], bool]
 
 
 def burst_steps(seconds: float) -> int:
@@ -62,10 +65,7 @@ def steps_seconds(step: Callable[[], Any], count: int) -> list[float]:
 
 
 def take_turns(
-    arms: Mapping[str, Callable[[], list[float]]],
-    seconds: float = 0.0,
-    least: int = LEAST_ROUNDS,
-    decided: Callable[[Rounds], bool] | None = None,
+    arms: Mapping[str, Arm], seconds: float = 0.0, least: int = LEAST_ROUNDS, decided: Decided | None = None
 ) -> Rounds:
     """Times of every arm once a round, in an order that reverses each round and starts at another arm after two, so
     that drift cancels. At most ``MOST_ROUNDS`` within ``seconds`` of wall time or until they are ``decided``, and
@@ -85,14 +85,14 @@ def take_turns(
 
 class Turns:
     """The started step of a program, or where the launches lie in a CUDA graph (``graph``), one of each burst.
-    ``seconds``: of a step, ``busy``: those of them in which the device runs; bursts are half as long where it often
-    waits for the host, whose speed drifts from one second to the next."""
+    ``seconds``: of a step, ``busy``: those of them in which the device runs; bursts are a quarter as long where
+    it often waits for the host, whose speed drifts from one second to the next."""
 
     def __init__(
         self, program: Program, step: Callable[[], Any], graph: bool, seconds: float, busy: float = math.inf
     ) -> None:
         self._program, self._own, self.graph, self._seconds = program, step, graph, seconds
-        self._count = burst_steps(seconds if graph or busy > WAITS * seconds else 2 * seconds)
+        self._count = burst_steps(seconds if graph or busy > WAITS * seconds else 4 * seconds)
         # its events do not see steps on a stream of their own
         self._each = torch.cuda.is_available() and self._count <= MOST_EVENTS
         self._each = self._each and sum(steps_seconds(step, LEAST_BURST)) > 0.7 * LEAST_BURST * seconds
@@ -102,7 +102,7 @@ class Turns:
         arms: Mapping[str, Any],
         seconds: float = 0.0,
         least: int = LEAST_ROUNDS,
-        decided: Callable[[Rounds], bool] | None = None,
+        decided: Decided | None = None,
     ) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
 

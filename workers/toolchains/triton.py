@@ -16,9 +16,8 @@ from tilewright.fitness.gpus import Gpu, local_name
 CACHES = ("TRITON_CACHE_DIR",)
 """Variables that name a folder of compiled kernels: each child has its own, since what is in it is run unseen."""
 
-DRIVER_FOLDERS = tuple(map(Path, (
-    "/proc/driver", "/proc/devices", "/proc/modules", "/sys/bus", "/sys/module", "/sys/class", "/sbin", "/dev/shm",
-)))  # fmt: skip
+_FOLDERS = "/proc/driver /proc/devices /proc/modules /sys/bus /sys/module /sys/class /sbin /dev/shm"
+DRIVER_FOLDERS = tuple(map(Path, _FOLDERS.split()))
 """What the driver's library reads beside the system's own folders."""
 
 _PARTS = ("torch", "triton")

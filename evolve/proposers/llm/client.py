@@ -241,12 +241,16 @@ class OpenAIEndpoint:
             name = "no connection to" if unreached else f"{slow or type(error).__name__} from"
             raise EndpointFailed(f"{name} {self._place}", billed=not unreached) from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise EndpointFailed("the model endpoint's answer is not a chat completion") from error
+            raise EndpointFailed(
+                f"no chat completion from {self._place}; does the address end in /v1?"
+            ) from error
         if not isinstance(reply, str) or not reply:
-            raise EndpointFailed("the model endpoint's answer has no text")
-        prompt = usage.prompt_tokens if usage else sum(len(m["content"]) for m in messages) // CHARS_PER_TOKEN
-        completion = usage.completion_tokens if usage else len(reply) // CHARS_PER_TOKEN
-        return reply, prompt, completion
+            raise EndpointFailed(f"an answer without text from {self._place}")
+        counts = [getattr(usage, f"{part}_tokens", -1) for part in ("prompt", "completion")]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):  # a server may say anything
+            asked = sum(len(message["content"]) for message in messages)
+            counts = [asked // CHARS_PER_TOKEN, len(reply) // CHARS_PER_TOKEN]
+        return reply, counts[0], counts[1]
 
     def _server_reason(self, body: Any) -> str:
         """What a server says of its refusal, on one short line and without the key."""

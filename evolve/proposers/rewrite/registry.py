@@ -4,7 +4,8 @@ from tilewright.evolve.proposers.rewrite.base import Language, Rule
 from tilewright.evolve.proposers.rewrite.gluon import lower
 from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain
 from tilewright.evolve.proposers.rewrite.pallas import dots, exponents, grid, normalise, tiles, unroll_grid
-from tilewright.evolve.proposers.rewrite.triton import arithmetic, descriptors, loads, programs
+from tilewright.evolve.proposers.rewrite.triton import descriptors, single_edits
+from tilewright.fitness.targets import Target
 
 
 def pallas_rules() -> tuple[Rule, ...]:
@@ -17,12 +18,12 @@ def pallas_rules() -> tuple[Rule, ...]:
 
 def gluon_rules() -> tuple[Rule, ...]:
     """Triton rules that hold for explicit layouts as well."""
-    return (loads.CacheHint(), arithmetic.DivideToReciprocal(), programs.LaunchOption())
+    return (single_edits.CacheHint(), single_edits.DivideToReciprocal(), single_edits.LaunchOption())
 
 
 def triton_rules() -> tuple[Rule, ...]:
     return (
-        *gluon_rules(), loads.TransposedStore(), descriptors.DescriptorLoad(), lower.LowerProduct(),
+        *gluon_rules(), single_edits.TransposedStore(), descriptors.DescriptorLoad(), lower.LowerProduct(),
         chain.LowerChain(),
     )  # fmt: skip
 
@@ -36,6 +37,11 @@ def rules(language: Language) -> tuple[Rule, ...]:
 def rule_names() -> frozenset[str]:
     """Those of the rules of all languages."""
     return frozenset(rule.name for language in Language for rule in rules(language))
+
+
+def absent_rules(target: Target) -> frozenset[str]:
+    """Names of the rules whose kernels a target cannot compile: Hopper's schedules multiply by ``wgmma``."""
+    return frozenset() if target.hopper else frozenset({lower.LowerProduct.name, chain.LowerChain.name})
 
 
 def openings() -> frozenset[str]:

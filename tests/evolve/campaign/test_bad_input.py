@@ -256,12 +256,15 @@ def test_what_cannot_be_read_or_written_is_one_sentence(tmp_path, capsys, monkey
     assert done.stderr == "tilewright: cannot write or open standard output: No space left on device.\n"
 
 
-def test_a_report_never_replaces_a_pipe_or_a_device(tmp_path):
-    pipe = tmp_path / "pipe"
+def test_a_report_never_replaces_a_pipe_or_a_journal(tmp_path):
+    pipe, journal = tmp_path / "pipe", tmp_path / "journal.sqlite"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="no regular file"):
-        write_atomically(pipe, "page")
-    assert stat.S_ISFIFO(pipe.stat().st_mode) and [p.name for p in tmp_path.iterdir()] == ["pipe"]
+    journal.write_text("SQLite format 3")
+    for path, why in ((pipe, "no regular file"), (journal, "no report")):
+        with pytest.raises(OSError, match=why):
+            write_atomically(path, "page")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and journal.read_text() == "SQLite format 3"
+    assert sorted(tmp_path.iterdir()) == [journal, pipe]
 
 
 def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
@@ -269,7 +272,7 @@ def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
     for made in (folder, page.parent):
         made.mkdir(parents=True)
     shutil.copy(FIXTURES / "journals/stopped-001.sqlite", folder / "journal.sqlite")
-    page.write_text("of before")
+    page.write_text("<!doctype html>of before")
     command = f"{sys.executable} -m tilewright --home {tmp_path}/home report stopped-001 --output {page}"
     done = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {command}"],
@@ -277,4 +280,6 @@ def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"tilewright: --output: cannot write {page}: File too large.\n"
-    assert page.read_text() == "of before" and [p.name for p in page.parent.iterdir()] == ["page.html"]
+    assert page.read_text() == "<!doctype html>of before" and [p.name for p in page.parent.iterdir()] == [
+        "page.html"
+    ]

@@ -19,9 +19,9 @@ from testkit.promote_campaign import (
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.promote import library_commands
 from tilewright.evolve.promote.command import Options
+from tilewright.evolve.promote.library_commands import add_plans
 from tilewright.evolve.promote.library_writer import LibraryWriter
 from tilewright.evolve.promote.recheck import recheck_library
-from tilewright.evolve.promote.warming import add_plans
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.library import plan_shelf, store
 from tilewright.library.loaded import served

@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tilewright.evolve.intake import served_calls
+from tilewright.evolve.intake.signature import signature_of
 from tilewright.workers.intake import winner_trial
 from tilewright.workers.intake.calls import dimensions
 from tilewright.workers.intake.calls.call_text import BadCall, Literal, TensorArgument, parse
+from tilewright.workers.intake.calls.call_values import call_text
 from tilewright.workers.intake.calls.sizes import shape_text, size_of, size_text
 from tilewright.workers.intake.judge.inputs import draw, draws
 from tilewright.workers.intake.operator import Operand
@@ -127,3 +130,19 @@ def test_axes_of_one_size_are_each_a_dimension_of_their_own():
 def test_a_winner_is_given_its_own_tensors_without_the_gradients_of_a_pair():
     x, gradient = np.zeros(2), np.ones(2)
     assert winner_trial._arguments(parse("f32[2], dim=1"), [x, gradient]) == ([x], {"dim": 1})
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+def test_a_layer_among_the_arguments_is_told_apart_by_what_a_new_one_does_not_hold(
+    tmp_path, monkeypatch, eps
+):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(served_calls, "TILEWRIGHT_TORCH", torch)
+    (file := tmp_path / "f.py").write_text("def f(x, norm):\n    return x\n")
+    layer, x = torch.nn.RMSNorm(64, eps=eps).eval(), torch.zeros(4, 64)
+    call = parse(call_text((x, layer), {}))
+    texts, tensors = signature_of(file, "f", call).settled(call)
+    assert tensors == ["x", "norm._parameters['weight']"]
+    assert texts == [served_calls.tilewright_text(value) for value in (x, layer)]
+    layer.register_forward_hook(print)
+    assert all(texts[1] != served_calls.tilewright_text(n) for n in (layer, torch.nn.RMSNorm(64, eps=eps)))

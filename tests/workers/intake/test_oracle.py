@@ -20,14 +20,14 @@ from tilewright.workers.intake.judge.inputs import bound_of
 from tilewright.workers.intake.judge.oracles import OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
 from tilewright.workers.intake.judge.self_reference import ModuleProcess, begun_process
-from tilewright.workers.intake.operator import MOST_SENT, Operand, Result, SampledOperator
+from tilewright.workers.intake.operator import MOST_SENT, Operand, Result, SampledOperator, TakenOperator
 from tilewright.workers.runners.triton.tensors import DeviceElements, Operands
 
 LARGE = Workload("512x384x256", {"M": 512, "N": 384, "K": 256})
 SMALL = Workload("8x4x6", {"M": 8, "N": 4, "K": 6})
 
 
-def product(folder, body="return a @ b", **changes):
+def product(folder, body="return a @ b", made=SampledOperator, **changes):
     """A product whose reference stands in a file."""
     (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
     given = {
@@ -37,7 +37,7 @@ def product(folder, body="return a @ b", **changes):
         "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))}, "kernels": {},
         "work": {LARGE.id: 1 << 40}, **changes,
     }  # fmt: skip
-    return SampledOperator(**given)
+    return made(**given)
 
 
 class InProcess:
@@ -84,6 +84,14 @@ def test_codes_come_from_the_device_as_the_reference_finds_them_in_float32_as_we
     assert found.references.keys() == here.references.keys() == {"o0", *operator.gates[0].either}
     for by, answers in here.references.items():
         np.testing.assert_array_equal(found.references[by]["o0"], answers["o0"])
+
+
+@pytest.mark.parametrize("kind", ["randn", "spread"])
+def test_of_operands_that_the_host_makes_the_device_finds_every_element(tmp_path, kind):
+    operator, shape = product(tmp_path, made=TakenOperator), Workload(LARGE.id, LARGE.dims, 3)
+    found = Samples(operator, InProcess()).from_device(shape, 5, kind)
+    here = operator.oracle(shape, operator.make_inputs(shape, 5, kind))
+    np.testing.assert_allclose(found.references["o0"]["o0"], here["o0"]["o0"], rtol=1e-12, atol=1e-12)
 
 
 def test_a_reference_that_says_something_else_on_the_device_is_not_believed(tmp_path):

@@ -26,8 +26,9 @@ from tilewright.workers.intake.operator import Operand  # noqa: E402
 from tilewright.workers.intake.pallas import program as pallas  # noqa: E402
 from tilewright.workers.intake.pallas import trial  # noqa: E402
 from tilewright.workers.intake.pallas.knob_evidence import smallest_taking  # noqa: E402
-from tilewright.workers.intake.pallas.original import Original, on_chip  # noqa: E402
-from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked, text_of  # noqa: E402
+from tilewright.workers.intake.pallas.original import Original, on_chip, plain_jaxpr  # noqa: E402
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, picked  # noqa: E402
+from tilewright.workers.runners.pallas.jaxpr_codec import encode  # noqa: E402
 from tilewright.workers.runners.pallas.trace import load_build  # noqa: E402
 
 STYLES = Path(__file__).with_name("pallas_styles.py")
@@ -63,9 +64,8 @@ def taken(monkeypatch, tmp_path):
 
 def traced(module, folder, params):
     with on_chip(CHIP):
-        return text_of(
-            jax.make_jaxpr(module.build(folder)(params))(jax.ShapeDtypeStruct((64, 512), "float32"))
-        )
+        made = jax.make_jaxpr(module.build(folder)(params))(jax.ShapeDtypeStruct((64, 512), "float32"))
+        return encode(plain_jaxpr(made)).text.decode()
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,26 @@ def test_a_function_that_is_its_own_reference_finds_the_chip_that_it_was_read_in
     source = taken("only_v6e", target="v6e")[0].source("DEFAULTS = {}") + 'CHIP = "v6e"\n'
     x = np.ones((64, 512), np.float32)
     assert np.array_equal(self_reference._pallas(source, tmp_path)({"x": x})[0], x * 2)
+
+
+def test_quick_runs_have_the_gates_bits_and_what_traces_alike_is_compiled_once():
+    def build(params):
+        def kernel(x, out):
+            out[...] = x[pl.ds(params["at"] * pl.program_id(0), 8)] * 2 + 1
+
+        spec = pl.BlockSpec((8, min(params["block"], 128)), lambda n: (0, n))
+        return pl.pallas_call(
+            kernel, jax.ShapeDtypeStruct((8, 256), "float32"), grid=2, in_specs=[spec], out_specs=spec
+        )
+
+    chip, x = load_target("tpu7x").chip, np.arange(2048, dtype=np.float32).reshape(8, 256)
+    gates, quick = (SeedBuild(chip, build, [], strict=strict) for strict in (True, False))
+    for block in (128, 512):
+        assert np.array_equal(quick.run({"at": 0, "block": block}, [x])[0], x * 2 + 1)
+    assert np.array_equal(gates.run({"at": 0, "block": 128}, [x])[0], x * 2 + 1)
+    assert len({id(program) for program in quick.compiled.values()}) == 1
+    with pytest.raises(Exception, match="Out-of-bounds"):
+        gates.run({"at": 4, "block": 128}, [x])
 
 
 def test_static_arguments_stay_static_however_often_the_chip_is_entered():

@@ -34,12 +34,14 @@ import json, sys
 import numpy as np, torch
 from tilewright.workers.intake.judge.input_kinds import inputs_of
 from tilewright.workers.intake.triton import program
+from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.knob_evidence import product_work
 from tilewright.workers.intake.triton.interpreter_run import Interpreter
 from tilewright.workers.runners.triton.tensors import load_module
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 
 path, calls, part = json.load(sys.stdin)
+without_compiler()  # as the intake's child does: its import takes seconds
 answers = {}
 for name, call in calls.items():
     plain = f"{path}:plain_{name.partition('(')[0]}"
@@ -65,7 +67,7 @@ for name, call in calls.items():
     (wanted,), answer["work"] = seed.reference(inputs), [*product_work(seed).values()]
     if name in ("heads", "scores"):
         program._prepare_interpreter()
-        _, shapes = program._seed_with_shapes(site, taken, [], 1.0)
+        _, shapes = program._seed_with_shapes(site, taken, [])
         answer["shapes"] = [shape.dims for shape in shapes]
     if name == "moved":
         run, wide = Interpreter(seed.module), [{"x": np.ones((30, n), "float32")} for n in (32, 31)]

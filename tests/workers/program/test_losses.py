@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewright.library.launch_replacement import Winner  # noqa: E402
+from tilewright.library.launch_replacement import Option, Winner  # noqa: E402
 from tilewright.workers.program.calls import Watch, answers, numbers  # noqa: E402
 from tilewright.workers.program.prove import LOOKS, Proof, gradient_fault, loss_test  # noqa: E402
 from tilewright.workers.program.step import Program  # noqa: E402
@@ -170,6 +170,7 @@ WRONG_CALLS = {
     "a conjugate": (lambda a: (a * 1j).conj(), lambda a: a * 1j, (HALF,), "dB"),
     "what a generator yields": (yields, lambda a: iter([a * 2.1]), (HALF,), "dB"),
     "what an object holds": (lambda a: Pair(2 * a), lambda a: Pair(2.1 * a), (HALF,), "dB"),
+    "a parameter's": (lambda a: a * 2, lambda a: a * 2.1, (torch.nn.Parameter(HALF.clone()),), "dB"),
     "without gradients": (lambda a: a * 2, lambda a: a * (2 + torch.is_grad_enabled() - 0.5), (HALF,), "dB"),
 }  # fmt: skip
 
@@ -187,7 +188,9 @@ def test_a_call_s_wrong_answer_is_found_wherever_it_lies(name: str) -> None:
         answers(call, original),
     )
     assert not gradient_fault(first, nudged, again)
-    assert why in gradient_fault(first, nudged, answers(call, changed))
+    served = Option("m", "f", "rows", 1, watch.seen)
+    stand_in, served.installed = served.stand_in(lambda *args, rows: changed(*args)), True
+    assert why in gradient_fault(first, nudged, answers(call, stand_in)) and served.calls == 1
 
 
 NORM_CODE = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())["norm"]

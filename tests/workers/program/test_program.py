@@ -75,7 +75,7 @@ TUNED_CASES = {
 REFUSED = {
     "fails": ("record", "program.py:fails raises ValueError: no"),
     "fails_later": ("record", "program.py:fails_later raises RuntimeError: the data ended"),
-    "of_two": ("record", "of_two raises TypeError: of_two() missing 1 required positional argument: 'batch'"),
+    "of_two": ("record", "of_two has the setup setup, and its call then fails: missing a"),
     "ends": ("record", "program.py:ends raises SystemExit: 3"),
     "generates": ("record", "program.py:generates is a generator"),
     "silent": ("prove", "returns nothing that can be compared"),

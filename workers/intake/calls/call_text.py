@@ -28,14 +28,13 @@ from tilewright.workers.intake.calls.objects import MADE, MODULES, scope_of
 
 Kept = TypeVar("Kept")
 
-DTYPES: Mapping[str, str] = {
-    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp16": "float16",
-    "half": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "f8": "float8_e4m3fn", "i64": "int64",
-    "i32": "int32", "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
-    "bool": "bool",
-    **{n: n for n in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32",
-                      "int16", "int8", "uint64", "uint32", "uint16", "uint8")},
-}  # fmt: skip
+_NAMED = (
+    "f64=float64 f32=float32 f16=float16 bf16=bfloat16 fp32=float32 fp16=float16 half=float16 e4m3=float8_e4m3fn "
+    "e5m2=float8_e5m2 f8=float8_e4m3fn i64=int64 i32=int32 i16=int16 i8=int8 u64=uint64 u32=uint32 u16=uint16 u8=uint8 "
+    "bool=bool"
+)
+_LONG = dict(pair.split("=") for pair in _NAMED.split())
+DTYPES: Mapping[str, str] = {**_LONG, **{name: name for name in _LONG.values()}}
 
 SHORT = {
     long: short

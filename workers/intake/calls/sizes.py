@@ -1,5 +1,5 @@
 """Tensor sizes as formulas of a call's dimensions, as text: ``M*N``, ``N/128``, ``8*N``, ``M/128*128``, ``M+N``,
-``M+-1``.
+``M+-1``, ``M+-N+1``.
 
 ``/`` divides and rounds up; it applies to the factor before it. ``dims`` are dimensions by name, in elements.
 """
@@ -21,7 +21,8 @@ def size_of(size: int | str, dims: Mapping[str, int]) -> int:
     found = 1
     for part in size.split("*"):
         terms, _, by = part.partition("/")
-        total = sum(dims[term] if term in dims else int(term) for term in terms.split("+"))
+        signs = {**dims, **{f"-{name}": -size for name, size in dims.items()}}
+        total = sum(signs[term] if term in signs else int(term) for term in terms.split("+"))
         found *= -(-total // int(by or 1))
     return found
 
@@ -38,7 +39,8 @@ def size_code(size: int | str, places: Mapping[str, str]) -> str:
     made = []
     for part in str(size).split("*"):
         terms, _, by = part.partition("/")
-        known = [places.get(term, term if term.lstrip("-").isdigit() else "") for term in terms.split("+")]
+        signs = {**places, **{f"-{name}": code and f"-{code}" for name, code in places.items()}}
+        known = [signs.get(term, term if term.lstrip("-").isdigit() else "") for term in terms.split("+")]
         if not all(known):
             return ""
         text = " + ".join(known)
@@ -84,6 +86,8 @@ def _texts(dims: Mapping[str, int], size: int, constant: bool) -> Iterator[int |
     yield from (f"{n}+{more}" for n in dims for more in (-1, *range(1, MOST_TIMES + 1)))
     yield from ("+".join(names) for names in itertools.combinations(dims, 2))
     for one, other in itertools.permutations(dims, 2):
+        # Windows of one that begin within the other.
+        yield from (f"{one}+-{other}{more}" for more in ("+1", ""))
         # States between chunks.
         yield from (f"{one}*{other}{more}/{by}" for by in POWERS for more in ("", f"+{by}"))
         yield from (f"{times}*{one}*{other}" for times in (2, 3, 4, 8))

@@ -2,9 +2,9 @@
 
 It holds the user's own reference, or the original kernel where that is its own judge, and no candidate, ever, so that
 its answers may be believed; the processes that launch candidates cannot see into its memory. Frames in, frames out:
-``sample`` {operator, workload, kind, seed} (see ``SampledOperator.elsewhere``) is answered by ``sampled`` with arrays
-``where/output/axis`` and ``due/reference/output``, or by ``failed`` {why}. A reference is believed on the device once
-it says there what it says on the host, of a small shape; the original kernel is what it is there.
+``sample`` {operator, workload, turn, kind, seed} (see ``TakenOperator.elsewhere``) is answered by ``sampled`` with
+arrays ``where/output/axis`` and ``due/reference/output``, or by ``failed`` {why}. A reference is believed on the device
+once it says there what it says on the host, of a small shape; the original kernel is what it is there.
 """
 
 import base64
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from tilewright.seeds.operator import Workload
-from tilewright.seeds.sampled import kind_tables, sampling
+from tilewright.seeds.sampled import Sample, kind_tables, sampling
 from tilewright.workers.child.frames import Frame, FrameReader, sender
 from tilewright.workers.intake.judge.reference import LAUNCHED, function_of, is_jax, run_reference
 from tilewright.workers.intake.judge.self_reference import SELF
-from tilewright.workers.intake.operator import SampledOperator
+from tilewright.workers.intake.operator import SampledOperator, TakenOperator
 from tilewright.workers.runners.triton.tensors import DeviceElements, to_torch
 
 LIMIT = 1 << 20
@@ -84,7 +84,7 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
     """Raises Unlike, and what the reference raises."""
     asked = data["operator"]
     # of the process that began this one
-    operator: SampledOperator = pickle.loads(base64.b64decode(asked["operator"]))
+    operator: TakenOperator = pickle.loads(base64.b64decode(asked["operator"]))
     own, _, path = operator.reference.partition(":")
     if own == SELF:
         operator = dataclasses.replace(operator, reference=f"{LAUNCHED}:{path}")
@@ -95,17 +95,24 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
         if own != SELF and asked["operator"] not in believed:
             _compare(operator, function, device)
             believed.add(asked["operator"])
-        workload = Workload(str(asked["workload"]), asked["dims"])
-        elements = functools.partial(DeviceElements, device=device)
-        tables = kind_tables(operator.tables(), str(asked.get("kind", "")))
-        sample = sampling(operator, workload, int(data["seed"]), tables, elements)
+        kind = str(asked.get("kind", ""))
+        workload = Workload(str(asked["workload"]), asked["dims"], int(asked["turn"]))
+        if isinstance(operator, SampledOperator):
+            elements = functools.partial(DeviceElements, device=device)
+            tables = kind_tables(operator.tables(), kind)
+            sample = sampling(operator, workload, int(data["seed"]), tables, elements)
+        else:
+            inputs = operator.make_inputs(workload, int(data["seed"]), kind)
+            sample = Sample(
+                {}, operator.oracle(workload, {n: to_torch(a, device) for n, a in inputs.items()})
+            )
     arrays = {f"due/{by}/{n}": a for by, found in sample.references.items() for n, a in found.items()}
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})
     return Frame("sampled", {"axes": {name: len(axes) for name, axes in sample.where.items()}}, arrays)
 
 
-def _compare(operator: SampledOperator, function: Callable[..., Any], device: str) -> None:
+def _compare(operator: TakenOperator, function: Callable[..., Any], device: str) -> None:
     """Raises Unlike where host and device differ on the smallest checked shape, or there is none."""
     shapes = sorted((w for suite in operator.suites.values() for w in suite.check), key=operator.bytes)
     if not shapes:

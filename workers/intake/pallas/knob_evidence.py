@@ -14,7 +14,6 @@ from tilewright.workers.intake.calls.sizes import label_of
 from tilewright.workers.intake.judge.bounds import ResultGates
 from tilewright.workers.intake.judge.input_kinds import CheckedShape
 from tilewright.workers.intake.operator import Result
-from tilewright.workers.intake.pallas.seed_build import text_of
 from tilewright.workers.intake.source.knobs import MEANING, Knob
 
 EVIDENCE_SECONDS = 20.0
@@ -28,6 +27,7 @@ Below = tuple[str, str]
 def legal_values(
     knobs: Sequence[Knob], defaults: Dims, shapes: Sequence[Dims], timed: Sequence[Dims],
     traced: Callable[[Dims, Dims], ClosedJaxpr], elements: Callable[[Dims, Dims], tuple[int, int]],
+    identity: Callable[[ClosedJaxpr], str],
 ) -> tuple[dict[str, dict[str, list[int]]], set[str]]:  # fmt: skip
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
     if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
@@ -44,7 +44,7 @@ def legal_values(
         found[label] = {}
         for base in (defaults, *({**defaults, k.name: v} for k in knobs for v in _nearest(k))):
             with contextlib.suppress(Exception):  # a shape need not take the defaults
-                plain = text_of(traced(dims, base))
+                plain = identity(traced(dims, base))
                 break
         for knob in knobs:
             name, sizes = knob.name, dict[int, tuple[int, int]]()
@@ -55,11 +55,11 @@ def legal_values(
                 for params in ({**base, name: value}, {**others, name: value}, alike):
                     try:
                         made = traced(dims, params)
+                        telling |= {name} if name not in telling and identity(made) != plain else set()
                     except Exception:  # noqa: BLE001 - a value that this shape does not take
                         telling.add(name)
                         continue
                     sizes[value] = elements(dims, params) if dims in timed else (0, 0)
-                    telling |= {name} if name not in telling and text_of(made) != plain else set()
                     break
             least = min((covered for _, covered in sizes.values()), default=0)
             found[label][name] = [
@@ -102,10 +102,11 @@ def smallest_taking(
 def tiling_knobs(
     knobs: Sequence[Knob], defaults: Mapping[str, int], shape_of: Callable[[Mapping[str, int]], CheckedShape],
     results: Sequence[Result], outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
+    expected: Callable[[Mapping[str, int], Dims], float],
 ) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:  # fmt: skip
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
     another one: both are one size, and only work as such. ``shape_of``: where parameters are tried. ``outputs_of``: of
-    parameters and inputs."""
+    parameters and inputs. ``expected``: seconds that these will take; what is left for all must suffice."""
     began = time.process_time()
     gates = ResultGates((), results)
     space: dict[str, tuple[int, ...]] = {}
@@ -113,12 +114,11 @@ def tiling_knobs(
     below: list[Below] = []
     tied: dict[str, str] = {}
 
-    def late() -> bool:
-        return time.process_time() - began > EVIDENCE_SECONDS
-
     def good(params: Mapping[str, int]) -> bool:
         shape = shape_of(params)
         try:
+            if time.process_time() - began + expected({**defaults, **params}, shape.dims) > EVIDENCE_SECONDS:
+                return False
             outputs = outputs_of({**defaults, **params}, shape.inputs)
             pairs = zip(outputs, shape.outputs, strict=True)
             same = all(a.shape == b.shape and np.array_equal(a, b) for a, b in pairs)
@@ -136,7 +136,7 @@ def tiling_knobs(
             return True
         for other in knobs if value > knob.default and not outer else ():
             larger = other.name != knob.name and other.default < value and value in other.values
-            if larger and not late() and good({knob.name: value, other.name: value}):
+            if larger and good({knob.name: value, other.name: value}):
                 below.append((knob.name, other.name))
                 return True
         return False
@@ -146,12 +146,12 @@ def tiling_knobs(
             why = f"works only as large as {tied[knob.name]}"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
-        tried = not late()
+        tried = time.process_time() - began < EVIDENCE_SECONDS
         # between two that only tile others do, and a campaign judges each
         ends = {min(knob.values), max(knob.values)} - {knob.default}
         kept = list(knob.values) if tried and all(works(knob, v) for v in ends) else []
-        kept = kept or [v for v in _nearest(knob) if v == knob.default or (not late() and works(knob, v))]
-        kept += [v for v in knob.parts if len(kept) == 1 and not late() and works(knob, v)]
+        kept = kept or [v for v in _nearest(knob) if v == knob.default or works(knob, v)]
+        kept += [v for v in knob.parts if len(kept) == 1 and works(knob, v)]
         if len(kept) > 1:
             space[knob.name] = tuple(sorted(kept))
             continue
@@ -159,7 +159,7 @@ def tiling_knobs(
         groups = [[knob, other] for other in alike if other is not knob] + ([alike] if len(alike) > 2 else [])
         for group in groups:
             common = [v for v in knob.values if v != knob.default and all(v in k.values for k in group)]
-            kept = [v for v in common if not late() and good({k.name: v for k in group})]
+            kept = [v for v in common if good({k.name: v for k in group})]
             if kept:
                 space[knob.name] = tuple(sorted([knob.default, *kept]))
                 tied.update({k.name: knob.name for k in group if k is not knob})
@@ -168,7 +168,7 @@ def tiling_knobs(
             why = MEANING if tried else "no time was left to try other values"
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
     for knob in (k for k in knobs if k.name in space):
-        further = [v for v in knob.parts if not late() and works(knob, v)]
+        further = [v for v in knob.parts if works(knob, v)]
         space[knob.name] = tuple(sorted({*space[knob.name], *further}))
     for name, other in [pair for pair in below if pair[::-1] in below and pair[0] < pair[1]]:
         if name in space and other in space:  # two places of one size

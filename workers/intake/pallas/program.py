@@ -28,7 +28,7 @@ from tilewright.workers.intake.operator import Operand
 from tilewright.workers.intake.pallas.block_sizes import launches, sizes_within
 from tilewright.workers.intake.pallas.function_text import RESERVED, followed_text
 from tilewright.workers.intake.pallas.original import Original, function_in, on_chip
-from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped, text_of
+from tilewright.workers.intake.pallas.seed_build import SeedBuild, shaped
 from tilewright.workers.intake.pallas.trial import Module, judge
 from tilewright.workers.intake.source.knobs import LANES, MOST_SIZE, Knob, block_values, is_size
 from tilewright.workers.intake.source.load import load
@@ -96,8 +96,10 @@ def answer_to(request: Request) -> Answer:
 
     def traced(module: Module, params: Mapping[str, int]) -> str:
         with contextlib.suppress(Exception):  # a size that this shape does not take
-            closed = SeedBuild(chip, module.build(folder), _sized(operands, 0)).closed({}, params)
-            return text_of(unwrapped(closed))  # rewrites see the text without its ``jax.jit``
+            tried = SeedBuild(chip, module.build(folder), _sized(operands, 0))
+            return tried.identity(
+                unwrapped(tried.closed({}, params))
+            )  # rewrites see it without its ``jax.jit``
         return ""
 
     with on_chip(device):
@@ -118,7 +120,7 @@ def _own_copy(path: Path, folder: Path) -> Path:
         return path
     copy = folder / "jax_kernels" / path.name
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    copy.write_text(path.read_text(encoding="utf-8-sig"), encoding="utf-8")
     return copy
 
 

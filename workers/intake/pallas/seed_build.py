@@ -6,13 +6,15 @@ The seed is lowered here as every candidate is, so that problems are reported be
 import hashlib
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.core import jaxprs_in_params
 from jax._src.pallas.mosaic import lowering
 from jax._src.pallas.mosaic.core import CoreType
 from jax.experimental.pallas import tpu as pltpu
@@ -24,10 +26,10 @@ from tilewright.seeds.operator import TensorSpec
 from tilewright.seeds.sampled import windows
 from tilewright.workers.intake.child_program import Refusal
 from tilewright.workers.intake.operator import Operand, known_values
-from tilewright.workers.intake.pallas.block_sizes import kernels_in, launches
+from tilewright.workers.intake.pallas.block_sizes import kernels_in
 from tilewright.workers.intake.pallas.original import on_chip, plain_jaxpr
 from tilewright.workers.runners.failures import describe
-from tilewright.workers.runners.pallas.check import exported, interpret, settings_of
+from tilewright.workers.runners.pallas.check import IN_ORDER, exported, interpret, settings_of
 from tilewright.workers.runners.pallas.jaxpr_codec import decode, encode
 from tilewright.workers.runners.pallas.sampled_grid import Program
 from tilewright.workers.runners.pallas.trace import check_form, closed_of, mesh_of
@@ -35,6 +37,8 @@ from tilewright.workers.runners.pallas.trace import check_form, closed_of, mesh_
 Dims = Mapping[str, int]
 Params = Mapping[str, int]
 Build = Callable[[dict[str, int]], Callable[..., Any]]
+
+_NAMES = re.compile(rb'"(N|name)":(null|"[^"]*")')
 
 UNREAD = "an operand that nothing reads"
 """Stands among the work beside kernels of a function that does not use all that it is given."""
@@ -55,9 +59,15 @@ class SeedBuild:
     chip: Chip
     build: Build
     operands: Sequence[Operand]
+    strict: bool = True
+    """Whether runs are those of the gates' interpreter, where reading outside an array raises; else of a quicker one
+    with the same numbers, for kernels without anything beside the core."""
     kept: dict[str, list[np.ndarray]] = field(default_factory=dict)
     compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """By parameters and shapes, and by what these trace to: many trace to the same."""
     made: dict[str, ClosedJaxpr] = field(default_factory=dict)
+    first_seconds: float = 0.0
+    """Of a processor, which the last run took that was compiled for it."""
 
     def mesh(self) -> Any:
         """While it is entered, code is traced for the chip: a pipeline within a kernel asks which one."""
@@ -75,6 +85,12 @@ class SeedBuild:
             if len(self.made) > KEPT_TRACES:
                 del self.made[next(iter(self.made))]
         return self.made[key]
+
+    def identity(self, closed: ClosedJaxpr) -> str:
+        """Hash of what a jaxpr does, whatever its functions are called. Raises NoForm."""
+        with self.mesh():
+            made = encode(closed)
+        return replace(made, text=_NAMES.sub(b"", made.text)).hash
 
     def interpreted(self, params: Params, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs of named inputs: see ``run``."""
@@ -95,13 +111,23 @@ class SeedBuild:
 
     def _interpreted(self, params: Params, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         pltpu.reset_tpu_interpret_mode_state()  # a kernel that failed leaves state that would fail the next
-        key = repr((sorted(params.items()), [(a.dtype.name, a.shape) for a in operands]))
+        key = repr((self.strict, sorted(params.items()), [(a.dtype.name, a.shape) for a in operands]))
+        began, new = time.process_time(), key not in self.compiled
         with self.mesh():
-            if key not in self.compiled:
+            if new:
                 closed = self._closed(params, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands])
-                settings = pltpu.InterpretParams(out_of_bounds_reads="raise", uninitialized_memory="nan")
-                self.compiled[key] = jax.jit(lambda *given: interpret(closed, given, settings))
-            return [np.asarray(r) for r in self.compiled[key](*operands)]
+                quick = not self.strict and settings_of(closed) is IN_ORDER
+                what = f"{quick} {self.identity(closed)}"
+                if what not in self.compiled:
+                    self.compiled[what] = jax.jit(lambda *given: interpret(closed, given, quick or IN_ORDER))
+                self.compiled[key] = self.compiled[what]
+            made = [np.asarray(r) for r in self.compiled[key](*operands)]
+        self.first_seconds = time.process_time() - began if new else self.first_seconds
+        return made
+
+    def equations(self, dims: Dims, params: Params) -> int:
+        """How many there are, those of a loop once: what is unrolled takes long to compile."""
+        return _equations(self.closed(dims, params).jaxpr)
 
     def sampled(
         self, dims: Dims, params: Params, inputs: Mapping[str, np.ndarray], rng: np.random.Generator
@@ -241,17 +267,8 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
     return found
 
 
-_PLACES = re.compile(
-    r"0x[0-9a-f]+|name_and_src_info=.*|name=\S+|debug_info=.*| at .*:\d+|out_tree=.*|jaxpr=\{ lambda"
-)
-
-
-def text_of(closed: ClosedJaxpr) -> str:
-    """What a function does, without names, places and breaks of lines, which follow the names' lengths."""
-    text = str(closed)
-    for number, name in enumerate(re.findall(r"\blet (\w+) = \{ lambda", text)):
-        text = re.sub(rf"(\blet |jaxpr=){name}\b", rf"\g<1>{number}", text)
-    return " ".join(_PLACES.sub("", text).split()) + str(launches(closed.jaxpr))
+def _equations(jaxpr: Any) -> int:
+    return sum(1 + sum(map(_equations, jaxprs_in_params(e.params))) for e in jaxpr.eqns)
 
 
 def _reaches(mapping: Any) -> bool:

@@ -112,7 +112,7 @@ def judge(
         with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
         all_dims[0], seed, defaults, oracle,
     )  # fmt: skip
-    operands = list(seed.operands)
+    operands, seed.strict = list(seed.operands), False  # nothing is read outside of these shapes
     multiplies = "dot_general" in str(seed.closed(shapes[0].dims, defaults))
     factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
     numbers = negative_numbers((oracle.function,), (*calls[0].arguments, *calls[0].keywords.values()))
@@ -152,13 +152,20 @@ def judge(
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
     show_step("trying sizes")
-    legal, idle = knob_evidence.legal_values(knobs, defaults, every, all_dims, traced, seed.elements)
+    legal, idle = knob_evidence.legal_values(
+        knobs, defaults, every, all_dims, traced, seed.elements, seed.identity
+    )
     knobs = [knob_evidence.values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
 
     smallest = functools.partial(knob_evidence.smallest_taking, shapes, legal)
+    first = seed.first_seconds
+
+    def expected(params: Mapping[str, int], dims: Mapping[str, int]) -> float:
+        return first * (seed.equations(dims, params) / seed.equations(dims, defaults)) ** 2
+
     space, fixed, held, tied = knob_evidence.tiling_knobs(
-        telling, defaults, smallest, results, seed.interpreted
+        telling, defaults, smallest, results, seed.interpreted, expected
     )
     if any(smallest({name: v}) is not shapes[-1] for name, values in space.items() for v in values):
         shapes = shapes[:1]  # the other is smaller than a block that the first and the timed ones take

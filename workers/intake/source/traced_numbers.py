@@ -115,17 +115,17 @@ def atoms_of(*values: Any) -> frozenset[str]:
     return found
 
 
-def is_traced(*values: Any) -> bool:
-    return any(isinstance(value, Traced) for value in values)
-
-
 def call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of plain numbers, as one that notes ``name(...)`` where an argument is traced."""
 
     def noted(*arguments: Any, **options: Any) -> Any:
         only = arguments[0] if len(arguments) == 1 else None
         flat = tuple(only) if isinstance(only, list | tuple) else arguments
-        if options or not is_traced(*flat) or not all(isinstance(a, int | float) for a in flat):
+        if (
+            options
+            or not any(isinstance(a, Traced) for a in flat)
+            or not all(isinstance(a, int | float) for a in flat)
+        ):
             return function(*arguments, **options)
         value = function(*map(plain, flat))
         if not isinstance(value, int | float):

@@ -64,6 +64,9 @@ class CallSite:
     followed: dict[Place, str] = field(default_factory=dict)
     """Numbers among the arguments that are a size, a product of sizes, or no more than it, as texts of dimensions."""
 
+    until: float = 0.0
+    """By the interpreter's clock, after which one small shape will do."""
+
     @functools.cached_property
     def judge(self) -> Callable[..., Any]:
         """The reference's function, loaded once. Raises Refusal."""
@@ -80,7 +83,9 @@ class CallSite:
             if type(number) is int and number > 1:
                 with contextlib.suppress(LookupError):
                     text = str(size_text([(dims, number) for dims in self.dims], constant=False))
-                    if self._size_code(text) and (parts or "/" not in text):
+                    divisors = [int(by) for by in re.findall(r"/(\d+)", text)]
+                    # what is less than its divisor is a number of its own
+                    if self._size_code(text) and all(parts and by <= number for by in divisors):
                         self.followed[(key,)] = text
         return bool(self.followed)
 

@@ -28,7 +28,7 @@ MOST_PROGRAMS, THIN, THINNEST = 192, (3, 2, 5, 4), (2,)
 """Programs of one run, beyond which a shape has so few elements along its axes but the last: the interpreter takes
 milliseconds for each program, however little it does. Where loops make a program slow, it has even fewer."""
 
-LOOPED_SECONDS = 3.0
+LOOPED_SECONDS = 2.0
 """Most seconds of a processor that a run may take, and the most elements of the operands of several tiles."""
 LOOPED_ELEMENTS = 1 << 21
 
@@ -38,9 +38,9 @@ RUN_GOAL = 0.15
 TOO_SLOW, MOST_LATE = "more than", 2
 """Beginning of a reason, and the shapes that may take longer before no further ones are tried."""
 
-SHAPES_SECONDS, SLOW_SECONDS = 60.0, 3.0
-"""Of a processor, after which one shape will do, and which runs on the shapes may take together: each is run for every
-kind of inputs."""
+SHAPES_SECONDS, SLOW_SECONDS = 8.0, 1.5
+"""Of a processor, after which one shape will do, however a function is taken, and which runs on the shapes may take
+together: each is run for every kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
     "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
@@ -56,11 +56,10 @@ WHOLE = (512, 256)
 """Sizes to try where a dimension is made of blocks."""
 
 
-def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[CheckedShape] | str:
-    """Up to three small shapes on which the recording holds and the default is right; or why there is none.
-    ``patience``: share of the usual seconds after which one will do."""
+def checked_shapes(seed: Seed, notes: list[str]) -> list[CheckedShape] | str:
+    """Up to three small shapes on which the recording holds and the default is right; or why there is none."""
     site, dims, clock = seed.site, seed.site.dims[0], seed.interpreter.clock
-    until = clock() + patience * SHAPES_SECONDS
+    site.until = site.until or clock() + SHAPES_SECONDS
     found: list[CheckedShape] = []
     reasons: dict[str, str] = {}
 
@@ -121,7 +120,7 @@ def checked_shapes(seed: Seed, notes: list[str], patience: float = 1.0) -> list[
         small = plain if plain in wide else thinned(seed, few, holds, bool(late) and few == plain)
         label = label_of(small)
         big = site.elements(small) > 1 << (24 if small == dims else 22)
-        slow = clock() > until or sum(shape.seconds for shape in found) > SLOW_SECONDS
+        slow = clock() > site.until or sum(shape.seconds for shape in found) > SLOW_SECONDS
         known = label in reasons or any(small == shape.dims for shape in found)
         if known or big or (found and (slow or plain in last)):
             continue

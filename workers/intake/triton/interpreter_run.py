@@ -46,17 +46,20 @@ class Interpreter:
     """Runs of a kernel module in processes beside this one, which are kept: making one costs more than a small run.
     Where a run fails, its process ends."""
 
+    spent = 0.0
+    """Of a processor, that all runs had, of any module."""
+
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self._idle: list[_Process] = []
         self._owner = os.getpid()
-        self.seconds = self.spent = 0.0
-        """Of a processor, that the last run had, and all: a busy machine makes it no more."""
+        self.seconds = 0.0
+        """Of a processor, that the last run had: a busy machine makes it no more."""
         self.read_outside = False
         """Whether a kernel of the last run read beside its tensors."""
 
     def clock(self) -> float:
-        """Seconds of a processor that this process and its runs have had."""
+        """Seconds of a processor that this process and all its runs have had."""
         return time.process_time() + self.spent
 
     def outputs(
@@ -83,7 +86,7 @@ class Interpreter:
             share, process = shares[place % count], processes[place % count]
             found.append(process.answer(most))
             self.seconds, self.read_outside = process.seconds, process.read_outside
-            self.spent += self.seconds
+            Interpreter.spent += self.seconds
             del share[0]
             if isinstance(found[-1], Exception):
                 process.end()

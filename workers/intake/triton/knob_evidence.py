@@ -22,8 +22,8 @@ from tilewright.workers.intake.operator import MOST_SENT, Result, drawn_integers
 from tilewright.workers.intake.source.knobs import IDLE, MEANING, Knob
 from tilewright.workers.intake.triton.call_site import Seed
 
-EVIDENCE_SECONDS, MOST_SECONDS = 25.0, 100.0
-"""After the first, values are tried on the smallest shape alone; after the second, no other number is tried."""
+EVIDENCE_SECONDS, MOST_SECONDS = 3.0, 10.0
+"""Of a processor. After the first, values are tried on the smallest shape alone; after the second, nothing is."""
 
 QUICK_SECONDS = 1.0
 """Seconds of a processor up to which runs on all shapes are made before it is known which are needed."""
@@ -40,6 +40,11 @@ LEAST_TILE = 16
 MOST_REPEATED = 4
 """Repetitions of a number up to which each is tried alone."""
 
+
+class OutOfTime(Exception):
+    """Runs were left when ``MOST_SECONDS`` had gone."""
+
+
 Space = dict[str, tuple[Any, ...]]
 Tensors = Mapping[str, torch.Tensor]
 Given = tuple[Mapping[str, Any], CheckedShape]
@@ -53,6 +58,8 @@ class Trials:
     def __init__(self, seed: Seed, small: Sequence[CheckedShape], wide: Sequence[CheckedShape]) -> None:
         self.seed, self.small, self.wide = seed, small, wide
         self.made: dict[Hashable, list[np.ndarray] | None] = {}
+        self.until = math.inf
+        """By the seed's clock, when no further run begins."""
         self.ahead = Ahead(self._presumed)
         quick = sum(shape.seconds for shape in (*small, *wide)) < QUICK_SECONDS
         tried = [knob.name for knob in seed.text.knobs if not (knob.certain or knob.echo)]
@@ -67,10 +74,15 @@ class Trials:
         return self.made
 
     def _run(self, runs: Sequence[Given]) -> None:
-        """All at once that are not known."""
-        left = {key: run for run in runs if (key := _key(*run)) not in self.made}
-        given = [({**self.seed.defaults, **point}, shape.inputs) for point, shape in left.values()]
-        self.made.update(zip(left, self.seed.interpreter.all(given) if given else (), strict=True))
+        """All that are not known, as many at once as there are processors. Raises OutOfTime."""
+        left, at_once = {_key(*run): run for run in runs}, len(os.sched_getaffinity(0))
+        left = {key: run for key, run in left.items() if key not in self.made}
+        while left:
+            if self.seed.interpreter.clock() > self.until:
+                raise OutOfTime
+            some = list(left)[:at_once]
+            given = [({**self.seed.defaults, **point}, shape.inputs) for point, shape in map(left.pop, some)]
+            self.made.update(zip(some, self.seed.interpreter.all(given), strict=True))
 
     def passed_at(
         self,
@@ -95,9 +107,7 @@ def _key(point: Mapping[str, Any], shape: CheckedShape) -> Hashable:
     return tuple(sorted(point.items())), label_of(shape.dims)
 
 
-def tiling_knobs(
-    trials: Trials, results: Sequence[Result], patience: float = 1.0
-) -> tuple[Space, list[dict[str, Any]]]:
+def tiling_knobs(trials: Trials, results: Sequence[Result]) -> tuple[Space, list[dict[str, Any]]]:
     """The knobs that only tile, with the values whose answers pass; the others, with why they keep their value.
 
     On shapes of several tiles the values next to the default must pass, too; numbers that must change with a knob there
@@ -105,6 +115,7 @@ def tiling_knobs(
     """
     seed, shapes, clock = trials.seed, trials.small, trials.seed.interpreter.clock
     began = clock()
+    trials.until = began + MOST_SECONDS
     text, gates = seed.text, ResultGates(seed.site.operands, results)
     at_once = max(1, len(os.sched_getaffinity(0)) // len(shapes))
     space: Space = {}
@@ -117,10 +128,11 @@ def tiling_knobs(
         if knob.certain or knob.echo or knob.name in text.ties:
             continue
         trials.made |= trials.ahead(knob.name) if trials.ahead.has(knob.name) else {}
-        late = clock() - began > patience * MOST_SECONDS
-        sides = None if late else _moved_together(trials, gates, knob)
+        try:
+            sides, why = _moved_together(trials, gates, knob), SEVERAL_TILES
+        except OutOfTime:
+            sides, why = None, NO_TIME
         if sides is None:
-            why = NO_TIME if late else SEVERAL_TILES
             fixed.append({"name": knob.name, "value": knob.default, "why": why})
             continue
         ties, fitting = sides
@@ -128,10 +140,14 @@ def tiling_knobs(
         kept, refused, unseen = [knob.default], False, []
         while others:
             some, others = others[:at_once], others[at_once:]
-            late = clock() - began > patience * EVIDENCE_SECONDS
+            late = clock() - began > EVIDENCE_SECONDS
             tried = [_telling_shapes(trials, knob, v, [smallest] if late else shapes) for v in some]
             points = [dict.fromkeys((knob.name, *ties), value) for value in some]
-            for value, passed in zip(some, trials.passed_at(gates, points, tried), strict=True):
+            try:
+                judged = trials.passed_at(gates, points, tried)
+            except OutOfTime:
+                break
+            for value, passed in zip(some, judged, strict=True):
                 kept += [value] if passed and all(passed) else []
                 unseen += [] if passed else [value]
                 refused = refused or not all(passed)
@@ -273,7 +289,7 @@ def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Re
         if size < 3 or blocked or not all(name in r.shape for r in results):
             continue
         half = np.arange(0, size, 2)[: (size - 1) // 4 * 2 + 1]
-        picks = half if size > 4 else np.array([0, size // 2, size - 1])
+        picks = half if size > 4 else np.array([0, 2, 3] if size > 3 else [2])
 
         def picked(
             array: np.ndarray, axes: Sequence[Any], name: str = name, picks: np.ndarray = picks

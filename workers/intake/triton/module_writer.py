@@ -116,7 +116,9 @@ class _ModuleWriter:
                 lines.append(f"{step.name} = {self._finder.resolved(step.text)}")
         self._return(halves[1], returned, lines)
         lines.append(f"return ({', '.join(returned[n] for n in range(len(outputs)))},)")
-        return "".join(f"    {_tidy(line)}\n" for line in lines)
+        return "".join(
+            f"    {line if line.startswith('return') else ast.unparse(ast.parse(line))}\n" for line in lines
+        )
 
     def _given(self, name: str, var: Var, replaced: Mapping[str, str]) -> list[str]:
         """The statements that name an argument, or what is written in its place."""
@@ -313,7 +315,3 @@ def _before(var: Var) -> str:
 
 def _is_descriptor(value: object) -> bool:
     return hasattr(value, "block_shape") and hasattr(value, "base")
-
-
-def _tidy(line: str) -> str:
-    return ast.unparse(ast.parse(line)) if not line.startswith("return") else line

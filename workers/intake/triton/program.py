@@ -62,13 +62,13 @@ from tilewright.workers.intake.triton.trace import Trace
 from tilewright.workers.runners.triton.interpreter_rounding import repair
 from tilewright.workers.runners.triton.tensors import load_module
 
-EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=120.0, ahead=True)
+EFFORT = Effort(draws=24, kernel_draws=(3, 5), on_largest=True, blamed_spread=1, seconds=10.0, ahead=True)
 OWN_DRAWS = 4
 """Draws where the kernel is its own reference, so that each is a run."""
 
-TRYOUT, QUICK_SECONDS = 0.06, 0.3
-"""Patience where the interpreter is the target, which promotes nothing, and the slowest run of a shape that is checked
-there, and of further ones with loops that kinds of inputs are tried on."""
+QUICK_SECONDS = 0.3
+"""Of a processor, the slowest run of a shape that a campaign checks in the interpreter, where that is the target or
+answers for a kernel that is its own reference; and of further ones with loops that kinds of inputs are tried on."""
 
 _OUTSIDE, _VALUE = (re.compile(rf"the name {name} is not defined") for name in (r"u\d+", r"I\d+_"))
 
@@ -110,8 +110,7 @@ def _answer(request: Request, paired: bool) -> Answer:
         if not answer["refusals"]:
             os.chdir(request["folder"])
             interpreted = load_target(request.get("target") or "h200").gpu_interpreter
-            patience = TRYOUT if interpreted else 1.0
-            answer.update(_judged(site, text, notes, request.get("values", ""), patience))
+            answer.update(_judged(site, text, notes, request.get("values", ""), interpreted))
     except TooSlow:
         return refused(
             f"a checked shape takes more than {RUN_SECONDS} s in the interpreter, on a machine as busy as this"
@@ -324,7 +323,7 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
 
 
 def _drawn_or_given(
-    site: CallSite, text: KernelModule, notes: list[str], patience: float
+    site: CallSite, text: KernelModule, notes: list[str]
 ) -> tuple[Seed, list[CheckedShape] | str]:
     """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
     drawn ones will not do; else why not of the first way."""
@@ -333,7 +332,7 @@ def _drawn_or_given(
     for way in (ways[0], *([within] if within != ways[0] else []), *ways[1:]):
         site.operands = way
         seed = seed_of(site, text)
-        shapes = checked_shapes(seed, notes, patience)
+        shapes = checked_shapes(seed, notes)
         if not isinstance(shapes, str):
             return seed, shapes
         first = first or shapes
@@ -342,14 +341,14 @@ def _drawn_or_given(
 
 
 def _seed_with_shapes(
-    site: CallSite, text: KernelModule, notes: list[str], patience: float
+    site: CallSite, text: KernelModule, notes: list[str]
 ) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
-    seed, shapes = _drawn_or_given(site, text, notes, patience)
+    seed, shapes = _drawn_or_given(site, text, notes)
     if NOT_FINITE in (shapes if isinstance(shapes, str) else " ".join(notes)):
         usual, (site.operands, note) = site.operands, with_smaller(site.operands)
         smaller = [note, *dict.fromkeys(text.notes)]
-        tried = _drawn_or_given(site, text, smaller, patience) if note else (seed, NOT_FINITE)
+        tried = _drawn_or_given(site, text, smaller) if note else (seed, NOT_FINITE)
         if isinstance(tried[1], str) or NOT_FINITE in " ".join(smaller):
             site.operands = usual
         else:
@@ -359,7 +358,7 @@ def _seed_with_shapes(
     few = isinstance(shapes, str) or alone or may_be_joined(site.dims[0], shapes)
     for other in taken_otherwise(site, text) if few else ():
         own, own_notes = seed_of(site, other), list(other.notes)
-        found = checked_shapes(own, own_notes, patience)
+        found = checked_shapes(own, own_notes)
         if not isinstance(found, str) and (isinstance(shapes, str) or len(found) > len(shapes)):
             kept = shapes if alone and site.dims is before[1] and not isinstance(shapes, str) else []
             seed, shapes, notes[:] = own, [*found, *kept], own_notes
@@ -379,9 +378,8 @@ def _seed_with_shapes(
     return seed, shapes
 
 
-def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.0) -> InputKinds:
-    """The kinds of inputs that the seed bears. Its runs on all shapes go on at once. ``patience``: share of the usual
-    seconds."""
+def input_kinds(seed: Seed, shapes: Sequence[CheckedShape]) -> InputKinds:
+    """The kinds of inputs that the seed bears. Its runs on all shapes go on at once."""
     site = seed.site
     kernels = " ".join(kernel.text for kernel in seed.text.kernels.functions.values())
     factors = bounds.factors(site.operands, shapes[0].dims) if "tl.dot" in kernels else ""
@@ -396,25 +394,22 @@ def input_kinds(seed: Seed, shapes: Sequence[CheckedShape], patience: float = 1.
         made = iter(seed.interpreter.all([(seed.defaults, given) for given in left]))
         return [next(made) if outputs is None else outputs for outputs in known]
 
-    effort = replace(EFFORT, seconds=patience * EFFORT.seconds, clock=seed.interpreter.clock)
+    effort = replace(EFFORT, clock=seed.interpreter.clock)
     if site.reference == SELF:
         effort = replace(effort, draws=OWN_DRAWS, on_largest=False, blamed_spread=0)
     return InputKinds(site.operands, shapes, seed.reference, run_seed, effort, factors, kernels, numbers)
 
 
-def _judged(
-    site: CallSite, text: KernelModule, notes: list[str], values: str, patience: float = 1.0
-) -> Answer:
+def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str, interpreted: bool) -> Answer:
     """Checked shapes, gates, and parameters with their evidence. ``notes`` are added to. Shapes with loops on which the
-    interpreter is slow are for knobs alone, but for the quickest, and where the kernel judges itself those beyond
-    QUICK_SECONDS together. ``patience``: below 1, all slow ones are, and there is so much less time to try kinds and
-    values."""
+    interpreter is slow are for knobs alone, but for the quickest; all slow ones, where a campaign would run them there.
+    """
     show_step("running it")
     _prepare_interpreter()
     labels = [label_of(dims) for dims in site.dims]
     site.operands = with_values(values, Path.cwd(), labels, site.operands)
     try:
-        seed, shapes = _seed_with_shapes(site, text, notes, patience)
+        seed, shapes = _seed_with_shapes(site, text, notes)
     except Refusal as refusal:
         return {**refused(refusal.what), "notes": notes}
     if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
@@ -430,12 +425,14 @@ def _judged(
     together = [s for s, seconds in zip(ranked, spent, strict=True) if seconds <= QUICK_SECONDS] or ranked[:1]
     loops = sorted((s for s in shapes if s.looped), key=lambda s: s.seconds)
     slow = [s.dims for s in loops[1:] if s.seconds > QUICK_SECONDS]
-    every, shapes = shapes, quick if patience < 1.0 else [s for s in shapes if s.dims not in slow]
-    tried = together if site.reference == SELF and shapes is not quick else shapes
+    every, shapes = shapes, [s for s in shapes if s.dims not in slow]
+    if hosted := interpreted or site.reference == SELF:
+        shapes = quick
+    tried = together if site.reference == SELF else shapes
     small = [shape for shape in shapes if not shape.looped] or shapes
     wide = [shape for shape in every if shape.looped] or [max(shapes, key=lambda shape: shape.elements)]
     trials = Trials(seed, small, wide)
-    kinds = input_kinds(seed, tried, patience)
+    kinds = input_kinds(seed, tried)
     for shape in every:
         if shape not in tried:
             kinds.add("randn", shape.outputs, shape.answers)
@@ -452,7 +449,7 @@ def _judged(
     if failed:
         return {**refused(f"the kernel's own answer is not the reference's: {failed}"), "notes": notes}
     show_step("trying sizes")
-    space, fixed = tiling_knobs(trials, results, patience)
+    space, fixed = tiling_knobs(trials, results)
     defaults = {name: seed.defaults[name] for name in space}
     source = seed.text.with_space(space, defaults)
     module = load_module(source)
@@ -477,11 +474,11 @@ def _judged(
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
         "call": seed.reference.call,
         "precision": seed.reference.precision,
-        "check": [shape.dims for shape in (shapes if patience < 1.0 else every)],
+        "check": [shape.dims for shape in (shapes if hosted else every)],
         "small": [shape.dims for shape in small] if small is not shapes else [shapes[0].dims],
         "kinds": kinds.names,
         "spread": kinds.spread,
-        "independent": independent_dimensions(seed, shapes[0], results),
+        "independent": independent_dimensions(seed, max(shapes, key=lambda s: s.elements), results),
         "work": work(),
         "notes": notes,
         "rest": [rest.call, rest.precision] if rest else [],

@@ -21,11 +21,17 @@ from tilewright.workers.intake.triton.stub_device import DEVICE
 from tilewright.workers.intake.triton.tensor_views import SAID, VIEWS, ViewRecorder, foreign, sizes_of
 from tilewright.workers.intake.triton.trace import Address, Trace, Var, caller, opened, user_line
 
-_FREE = {"detach", "requires_grad_", "is_contiguous", "data_ptr", "dim", "ndimension", "element_size",
-         "is_floating_point", "_set_grad_enabled",
-         "storage_offset", "get_device", "is_complex", "__repr__", "__format__", "__hash__", "__len__", "is_pinned",
-         "untyped_storage", "storage", "is_set_to", "record_stream", "__deepcopy__", "register_hook", "is_signed",
-         "is_inference", "is_same_size", "type", "__bool__", "__index__", "__int__", "__float__"}  # fmt: skip
+_FREE_NAMES = (
+    "detach requires_grad_ is_contiguous data_ptr dim ndimension element_size is_floating_point _set_grad_enabled "
+    "storage_offset get_device is_complex __repr__ __format__ __hash__ __len__ is_pinned untyped_storage storage "
+    "is_set_to record_stream __deepcopy__ register_hook is_signed is_inference is_same_size type __bool__ __index__ "
+    "__int__ __float__"
+)
+_FREE = frozenset(_FREE_NAMES.split())
+_MAKERS = (
+    "empty zeros empty_like zeros_like new_empty new_zeros empty_strided full full_like ones ones_like new_full "
+    "new_ones new_empty_strided"
+)
 
 
 class Recording(TorchFunctionMode):
@@ -53,8 +59,7 @@ class Recording(TorchFunctionMode):
             return func(*args, **options)
         if name in _METADATA:
             return self._metadata(name, func, args, options)
-        if name in ("empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros", "empty_strided", "full",
-                    "full_like", "ones", "ones_like", "new_full", "new_ones", "new_empty_strided"):  # fmt: skip
+        if name in _MAKERS.split():
             return self._made(name, func, args, options)
         if name in ("zero_", "fill_"):
             return self._reset(name, args)

@@ -112,14 +112,6 @@ def fdiv(x: Any, y: Any, **_: Any) -> Tensor:
     return lift(x) / y
 
 
-def take_absolute(x: Any) -> Tensor:
-    return abs(lift(x))
-
-
-def _erf(x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[np.float32])(x)
-
-
 def _reduction(how: Callable[..., Any]) -> Callable[..., Tensor]:
     def function(x: Tensor, axis: Any = None, keep_dims: bool = False, **_: Any) -> Tensor:
         return reduced(x, axis, how, keep_dims)
@@ -316,14 +308,19 @@ class Language:
         math_names: dict[str, Callable[..., Any]] = {
             "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "sqrt_rn": np.sqrt,
             "rsqrt": lambda x: np.float32(1) / np.sqrt(x), "sin": np.sin, "cos": np.cos, "floor": np.floor,
-            "ceil": np.ceil, "erf": _erf,
+            "ceil": np.ceil, "erf": np.vectorize(math.erf, otypes=[np.float32]),
         }  # fmt: skip
         names: dict[str, Any] = {name: getattr(real, name) for name in _KEPT}
         names |= {name: elementwise(how) for name, how in math_names.items()}
         names |= {"constexpr": constexpr, "tensor": Tensor, "static_range": static_range, "arange": arange}
         names |= {"full": full, "zeros": zeros, "load": load, "store": store, "atomic_add": atomic_add}
         names |= {"where": values.where, "maximum": maximum, "minimum": minimum, "fma": fma, "fdiv": fdiv}
-        names |= {"div_rn": fdiv, "abs": take_absolute, "sum": _reduction(np.sum), "max": _reduction(np.max)}
+        names |= {
+            "div_rn": fdiv,
+            "abs": lambda x: abs(lift(x)),
+            "sum": _reduction(np.sum),
+            "max": _reduction(np.max),
+        }
         names |= {
             "min": _reduction(np.min), "reduce": reduce, "associative_scan": associative_scan, "cdiv": cdiv,
             "static_assert": static_assert,

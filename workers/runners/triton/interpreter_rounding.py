@@ -24,17 +24,15 @@ NARROW: Mapping[Any, type] = {
 }  # fmt: skip
 """Types the interpreter keeps as integers, with the numpy types of the same bits."""
 
-MATHS = (
-    "exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "sqrt_rn", "rsqrt", "abs", "erf", "floor", "ceil",
-)  # fmt: skip
+MATHS = "exp exp2 log log2 cos sin sqrt sqrt_rn rsqrt abs erf floor ceil"
 """Functions that are methods of a tensor, too, which the interpreter forgets."""
 
+_TURNED = "add sub mul truediv floordiv mod and or lshift rshift"
 REFLECTED: Mapping[str, str] = {
-    "__add__": "__radd__", "__sub__": "__rsub__", "__mul__": "__rmul__", "__truediv__": "__rtruediv__",
-    "__floordiv__": "__rfloordiv__", "__mod__": "__rmod__", "__lt__": "__gt__", "__le__": "__ge__", "__gt__": "__lt__",
-    "__ge__": "__le__", "__eq__": "__eq__", "__ne__": "__ne__", "__and__": "__rand__", "__or__": "__ror__",
-    "__lshift__": "__rlshift__", "__rshift__": "__rrshift__",
-}  # fmt: skip
+    **{f"__{name}__": f"__r{name}__" for name in _TURNED.split()},
+    **{f"__{one}__": f"__{other}__" for one, other in map(str.split, ("lt gt", "le ge", "gt lt", "ge le"))},
+    **{name: name for name in ("__eq__", "__ne__")},
+}
 """What a constant before a tensor computes, and the tensor's own name for it."""
 
 
@@ -222,7 +220,7 @@ def repair() -> None:
         tensor.__bool__ = lambda self: (
             bool(np.asarray(self.handle.data).reshape(-1)[0]) if np.size(self.handle.data) == 1 else True
         )
-        for name in MATHS:
+        for name in MATHS.split():
             setattr(tensor, name, _method(name))
 
     interpreter._patch_lang_tensor = patch

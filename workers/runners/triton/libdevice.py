@@ -2,21 +2,15 @@
 
 import ast
 
-SAME = {
-    "abs": "tl.abs", "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sqrt": "tl.sqrt",
-    "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil",
-    "fma": "tl.fma", "div_rn": "tl.div_rn", "sqrt_rn": "tl.sqrt_rn", "umulhi": "tl.umulhi", "fdiv": "tl.fdiv",
-    "fast_expf": "tl.exp", "fast_logf": "tl.log", "fast_sinf": "tl.sin", "fast_cosf": "tl.cos",
-    "fast_dividef": "tl.fdiv", "fast_log2f": "tl.log2",
-    "fmax": "tl.maximum", "fmin": "tl.minimum", "llabs": "tl.abs", "rsqrt_rn": "tl.rsqrt",
-    "max": "tl.maximum", "min": "tl.minimum",
-    "div_full": "tl.fdiv", "fabs": "tl.abs", "maximum": "tl.maximum", "minimum": "tl.minimum",
-}  # fmt: skip
+_OWN = (
+    "abs exp exp2 log log2 sqrt rsqrt sin cos erf floor ceil fma div_rn sqrt_rn umulhi fdiv maximum minimum "
+    "fast_expf=exp fast_logf=log fast_sinf=sin fast_cosf=cos fast_dividef=fdiv fast_log2f=log2 fmax=maximum "
+    "fmin=minimum llabs=abs rsqrt_rn=rsqrt max=maximum min=minimum div_full=fdiv fabs=abs"
+)
+SAME = {name.partition("=")[0]: f"tl.{name.rpartition('=')[2]}" for name in _OWN.split()}
 """Functions of the device's library that the language has itself."""
 
-OLD_HOMES = (
-    "tl.libdevice", "tl.math", "tl.extra.cuda.libdevice", "triton.language.libdevice", "triton.language.math",
-)  # fmt: skip
+OLD_HOMES = "tl.libdevice tl.math tl.extra.cuda.libdevice triton.language.libdevice triton.language.math"
 """Where the library's functions once stood."""
 
 WRITTEN = {
@@ -50,6 +44,8 @@ WRITTEN = {
     "isnan": "def isnan(x):\n    return x != x\n",
     "mul_rn": "def mul_rn(x, y):\n    return x * y\n",
     "add_rn": "def add_rn(x, y):\n    return x + y\n",
+    "float2int_rd": "def float2int_rd(x):\n    return tl.floor(x).to(tl.int32)\n",
+    "float2int_rn": "def float2int_rn(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int32)\n",
     "int2float_rn": "def int2float_rn(x):\n    return x.to(tl.float32)\n",
     "ilogb": "def ilogb(x):\n    bits = tl.abs(x).to(tl.int32, bitcast=True)\n"
     "    scaled = (tl.abs(x) * 8388608.0).to(tl.int32, bitcast=True)\n"
@@ -58,6 +54,8 @@ WRITTEN = {
     "    return tl.where((bits == 0) | (bits > 2139095040), -2147483648, power)\n",
 }
 """Functions of the device's library that the language can say."""
+
+WRITTEN["fast_powf"] = WRITTEN["pow"]
 
 
 def whole_exponent(node: ast.Call) -> int:

@@ -53,7 +53,7 @@ def planned(product: Product) -> Plan:
     copied = {s.statement.text for s in product.stored}
     if product.left.limit and any(root.text not in copied for root in roots):
         raise Unsupported("rows past their limit that a store may not leave out")
-    wanted: set[str] = set(product_reads(product))
+    wanted: set[str] = names_in(ast.unparse(product.loop.iter))
     for root in roots:
         stored = next((s for s in product.stored if s.statement.text == root.text), None)
         if stored is None:
@@ -85,11 +85,6 @@ def planned(product: Product) -> Plan:
         tuple(s for s in product.after if s in needed), frozenset(per_piece), tuple(sorted(_carried(late))),
         all(s.writes & per_piece for s in late),
     )  # fmt: skip
-
-
-def product_reads(product: Product) -> set[str]:
-    """Names that the loop's bounds read."""
-    return names_in(ast.unparse(product.loop.iter))
 
 
 def without_operands(statement: Statement, tl: str) -> Statement:

@@ -32,11 +32,6 @@ def _text(node: cst.CSTNode) -> str:
     return _PLAIN.code_for_node(node).strip()
 
 
-def _has_own_names(value: cst.BaseExpression) -> bool:
-    """Whether it holds a comprehension: the names that one binds mean nothing outside it, where chunks are cut."""
-    return any(isinstance(node, cst.BaseComp) for node in walk(value))
-
-
 class _Chunk(CallRule[Accumulate]):
     """Common part of chunking along the rows (axis 0) or the columns (axis 1) of the product."""
 
@@ -48,7 +43,9 @@ class _Chunk(CallRule[Accumulate]):
         kernel = view.kernel
         for item in accumulates(view):
             value = expanded_sum(view, item)
-            if item.is_whole and len(dots(kernel, value)) == 1 and not _has_own_names(value):
+            # names that a comprehension binds mean nothing outside it, where chunks are cut
+            own = any(isinstance(node, cst.BaseComp) for node in walk(value))
+            if item.is_whole and len(dots(kernel, value)) == 1 and not own:
                 yield f"{self.word} chunks of the dot added to {_text(item.target)}", item
 
     def change(self, edit: Edit, view: PallasCall, item: Accumulate) -> bool:

@@ -1,11 +1,12 @@
-"""Rules on memory reads and writes: hints, transposed stores."""
+"""Rules that change one expression: hints of loads, transposed stores, reciprocals, options of launches."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import libcst as cst
 
-from tilewright.evolve.proposers.rewrite.base import short
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, short, walk
+from tilewright.evolve.proposers.rewrite.dataflow import parameter_access, resolve
 from tilewright.evolve.proposers.rewrite.edit import Edit, with_keyword
 from tilewright.evolve.proposers.rewrite.triton.view import NodeRule, TritonKernel, argument, device_calls
 
@@ -72,3 +73,57 @@ class TransposedStore(NodeRule[TileStore]):
         shape = f"{value}.shape" if value.isidentifier() else f"({value}).shape"
         masked = f", mask={turn}({kernel.tl}.broadcast_to({mask}, {shape}))" if mask else ""
         edit.replace(call, f"{kernel.tl}.store({turn}({pointer}), {turn}({value}){masked})")
+
+
+class LaunchOption(NodeRule[tuple[str, tuple[int, ...], int]]):
+    """Make a launch option a parameter."""
+
+    name = "triton_launch_option"
+    launched = True
+    why = (
+        "Warps per program, pipeline stages and the register limit decide occupancy; their defaults fit no kernel in "
+        "particular."
+    )
+
+    def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[str, tuple[int, ...], int]]]:
+        given = {a.keyword.value for a in kernel.launch().args if a.keyword is not None}
+        options = (
+            ("num_warps", (2, 4, 8), 4),
+            ("num_stages", (1, 2, 3, 4, 5), 3),
+            ("maxnreg", (128, 168, 255), 255),
+        )
+        # nothing pipelines a Gluon kernel's loops but itself
+        unread = {"num_stages"} if kernel.source.language is Language.GLUON else set[str]()
+        for option, values, default in options:
+            if option not in given | unread:
+                yield f"choose {option}", (option, values, default)
+
+    def change(self, edit: Edit, kernel: TritonKernel, payload: tuple[str, tuple[int, ...], int]) -> None:
+        option, values, default = payload
+        parameter = edit.add_parameter(option, values, default)
+        access = parameter_access(kernel.source, kernel.launch(), parameter)
+        edit.transform(kernel.launch(), partial(with_keyword, keyword=option, text=access))
+
+
+class DivideToReciprocal(NodeRule[cst.BinaryOperation]):
+    """``x / y`` to ``x * (1 / y)``, where x is no number."""
+
+    name = "triton_divide_to_reciprocal"
+    why = "One division per row and a product per element instead of a division per element, where the gate allows it."
+
+    def find(self, kernel: TritonKernel) -> Iterator[tuple[str, cst.BinaryOperation]]:
+        for node in walk(kernel.function):
+            if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Divide):
+                continue
+            if not isinstance(resolve(kernel.source, node.left), cst.Integer | cst.Float):
+                yield f"multiply instead of {short(kernel.source, node)}", node
+
+    def change(self, edit: Edit, kernel: TritonKernel, payload: cst.BinaryOperation) -> None:
+        left, right = (_tight(kernel.source, side) for side in (payload.left, payload.right))
+        edit.replace(payload, f"{left} * (1.0 / {right})")
+
+
+def _tight(kernel: KernelSource, node: cst.BaseExpression) -> str:
+    """Text of an operand of a product or a quotient, in parentheses where it needs them."""
+    text = kernel.code(node)
+    return f"({text})" if isinstance(node, cst.BinaryOperation | cst.IfExp) and not node.lpar else text
