@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.fitness.elements import ROUNDED, turned_one_way
 from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
-from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.child_program import show_step
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, divisor_apart, read, wrong
@@ -142,9 +142,6 @@ class InputKinds:
     ) -> None:  # fmt: skip
         show_step("trying inputs")
         self._shapes, self._run_all, self._effort = shapes, run_all, effort
-        self._in_two_orders: Callable[[Arrays], list[np.ndarray] | None] = getattr(
-            answers, "in_two_orders", lambda given: None
-        )
         self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
             answers, "to_all", lambda every: [answers(given) for given in every]
         )
@@ -273,7 +270,7 @@ class InputKinds:
         """Add a kind, unless reference or kernel fails on it, or the dtypes do not explain the kernel's errors."""
         if self._late:
             return False
-        found, others, steady, twice = self._tried(kind, spread)
+        found, others, steady = self._tried(kind, spread)
         if found is None:
             return False
         before = self._bars(self._pairs) if kind not in SET_APART and kind != "repeated" else []
@@ -282,10 +279,6 @@ class InputKinds:
         self._pairs[kind] += others or []
         fits = steady and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
         fits = fits and (not before or self._bars(self._pairs) == before)
-        if fits and twice:  # on these inputs a kernel that does the same in another order is not held to more
-            own, held = self._pairs[kind], self._bars(self._pairs)
-            self._pairs[kind] = [*own, *twice]
-            fits, self._pairs[kind] = self._bars(self._pairs) == held, own
         if not fits:
             del self._pairs[kind]
         elif kind in SET_APART:
@@ -311,32 +304,19 @@ class InputKinds:
         most = max(changes, default=0.0)
         return not (most > ROUNDED and most > RARE * float(np.median(changes)))
 
-    def _twice(self, kind: str, spread: int) -> list[Pair]:
-        """What the reference says in float32 as ``two_orders`` computes it, where the answers are numbers."""
-        found = []
-        for seed in range(EDGE_DRAWS if self._effort.draws >= EDGE_DRAWS else 0):
-            given = inputs_of(self.operands, self._probe, kind, spread, seed)
-            if (twice := self._in_two_orders(given)) is None:
-                break
-            with np.errstate(all="ignore"):
-                outputs = [a.astype(numpy_dtype(name)) for a, name in zip(twice, self._dtypes, strict=False)]
-            found.append(Pair(outputs, self._answers_to([given])[0]))
-        return found
-
     def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
         return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
 
     def _outcomes_and_others(
         self, kind: str, spread: int
-    ) -> tuple[list[Pair] | None, list[Pair] | None, bool, list[Pair]]:
-        """The kernel's outputs and the answers at every checked shape, ``_others`` of kinds that have any, whether
-        all are borne and ``_steady``, and ``_twice``."""
+    ) -> tuple[list[Pair] | None, list[Pair] | None, bool]:
+        """The kernel's outputs and the answers at every checked shape, ``_others`` of kinds that have any, and whether
+        all are borne and ``_steady``."""
         every = [(shape.dims, SEED) for shape in self._ordered]
         found = self._bears(self.operands, every, kind, spread, math.inf, range(len(every)))
         others = [] if found and kind in ("repeated", GIVEN) else found and self._others(kind, spread + 1)
         steady = others is not None and (kind not in SET_APART or self._steady(kind, spread + 1))
-        twice = self._twice(kind, spread + 1) if steady and family(kind) not in SPECIAL else []
-        return found, others, steady, twice
+        return found, others, steady
 
     def _others(self, kind: str, spread: int) -> list[Pair] | None:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer
