@@ -60,17 +60,23 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
     assert found is None if ties is None else found == (ties, values)
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.0, ["M", "N"]), (0.01, [])])
-def test_rows_of_what_is_random_by_place_are_not_judged_by_themselves(share, found):
-    dropped = np.random.default_rng(10).random(2 * 64 * 64) < share  # where an element lies in memory says it
+@pytest.mark.parametrize(
+    ("rows", "by_place", "found"),
+    [(3, 0.0, ["M", "N"]), (7, 0.01, []), (3, 1.0, []), (4, 1.0, []), (7, 1.0, [])],
+)
+def test_rows_of_what_is_random_by_place_or_a_triangle_are_not_judged_by_themselves(rows, by_place, found):
+    dropped = (
+        np.random.default_rng(10).random(2 * 64 * 64) < by_place
+    )  # where an element lies in memory says it
 
     def reference(inputs):
-        return [np.where(dropped[: inputs["x"].size].reshape(inputs["x"].shape), 0.0, inputs["x"])]
+        x = inputs["x"]
+        return [np.triu(x) if by_place == 1.0 else np.where(dropped[: x.size].reshape(x.shape), 0.0, x)]
 
     seed: Any = SimpleNamespace(
         site=SimpleNamespace(operands=[Operand("x", "float32", ("M", "N"))]), reference=reference
     )
-    x = np.random.default_rng(4).standard_normal((7, 70))
-    shape: Any = SimpleNamespace(dims={"M": 7, "N": 70}, inputs={"x": x}, answers=reference({"x": x}))
+    x = np.random.default_rng(4).standard_normal((rows, 70))
+    shape: Any = SimpleNamespace(dims={"M": rows, "N": 70}, inputs={"x": x}, answers=reference({"x": x}))
     results: Any = [SimpleNamespace(place=0, shape=("M", "N"))]
     assert knob_evidence.independent_dimensions(seed, shape, results) == found

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.fitness.dialect_names import ALL_BUILTINS
 from tilewright.workers.intake.calls.call_text import (
+    DISTINCT,
     Call,
     Place,
     TensorArgument,
@@ -274,7 +275,8 @@ def _with_named_bounds(operand: Operand, dims: Mapping[str, int]) -> Operand:
     A bound becomes a dimension whose size it equals or exceeds half of; ``N+1``, as of lengths; or a product of two, as
     of slots in pages."""
     own = set(operand.shape)
-    others = {n: s for n, s in dims.items() if n not in own}
+    # an order of things has as many as they are
+    others = {n: s for n, s in dims.items() if n not in own or operand.form == DISTINCT}
     below, total = operand.below, operand.total
     if isinstance(below, int) and below > 2:
         near = [n for n, s in others.items() if below <= s < 2 * below]

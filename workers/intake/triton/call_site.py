@@ -83,7 +83,9 @@ class CallSite:
             if type(number) is int and number > 1:
                 with contextlib.suppress(LookupError):
                     text = str(size_text([(dims, number) for dims in self.dims], constant=False))
-                    if self._size_code(text) and (parts or "/" not in text):
+                    divisors = [int(by) for by in re.findall(r"/(\d+)", text)]
+                    # what is less than its divisor is a number of its own
+                    if self._size_code(text) and all(parts and by <= number for by in divisors):
                         self.followed[(key,)] = text
         return bool(self.followed)
 

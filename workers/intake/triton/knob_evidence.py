@@ -289,7 +289,7 @@ def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Re
         if size < 3 or blocked or not all(name in r.shape for r in results):
             continue
         half = np.arange(0, size, 2)[: (size - 1) // 4 * 2 + 1]
-        picks = half if size > 4 else np.array([0, size // 2, size - 1])
+        picks = half if size > 4 else np.array([0, 2, 3] if size > 3 else [2])
 
         def picked(
             array: np.ndarray, axes: Sequence[Any], name: str = name, picks: np.ndarray = picks

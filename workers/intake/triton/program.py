@@ -478,7 +478,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str, i
         "small": [shape.dims for shape in small] if small is not shapes else [shapes[0].dims],
         "kinds": kinds.names,
         "spread": kinds.spread,
-        "independent": independent_dimensions(seed, shapes[0], results),
+        "independent": independent_dimensions(seed, max(shapes, key=lambda s: s.elements), results),
         "work": work(),
         "notes": notes,
         "rest": [rest.call, rest.precision] if rest else [],

@@ -44,6 +44,8 @@ WRITTEN = {
     "isnan": "def isnan(x):\n    return x != x\n",
     "mul_rn": "def mul_rn(x, y):\n    return x * y\n",
     "add_rn": "def add_rn(x, y):\n    return x + y\n",
+    "float2int_rd": "def float2int_rd(x):\n    return tl.floor(x).to(tl.int32)\n",
+    "float2int_rn": "def float2int_rn(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int32)\n",
     "int2float_rn": "def int2float_rn(x):\n    return x.to(tl.float32)\n",
     "ilogb": "def ilogb(x):\n    bits = tl.abs(x).to(tl.int32, bitcast=True)\n"
     "    scaled = (tl.abs(x) * 8388608.0).to(tl.int32, bitcast=True)\n"
@@ -52,6 +54,8 @@ WRITTEN = {
     "    return tl.where((bits == 0) | (bits > 2139095040), -2147483648, power)\n",
 }
 """Functions of the device's library that the language can say."""
+
+WRITTEN["fast_powf"] = WRITTEN["pow"]
 
 
 def whole_exponent(node: ast.Call) -> int:
