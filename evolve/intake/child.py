@@ -58,7 +58,7 @@ def default_target(place: str) -> str | None:
 def languages(path: Path) -> set[str]:
     """Which of ``pallas`` and ``triton`` a file imports; neither where it cannot be read."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
+        tree = ast.parse(path.read_text(encoding="utf-8-sig") if path.is_file() else "")
     except (OSError, ValueError, SyntaxError, RecursionError):  # reading it in says why
         return set()
     names: set[str] = set()

@@ -283,7 +283,10 @@ def _check(arguments: argparse.Namespace) -> int:
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         asked = answer.get("asked", request)
-        for line in (*preflight.screen(answer, asked.reference, target.label), *preflight.rewrites(answer)):
+        for line in (
+            *preflight.screen(answer, asked.reference, target.label),
+            *preflight.rewrites(answer, target),
+        ):
             _say(line)
     return 0
 
@@ -300,7 +303,7 @@ def _check_file(path: Path) -> int:
         if not names:
             raise UserError(f"{path} defines no function.")
         raise UserError(f"which function of {path}? Write {path}:FUNCTION; it holds {', '.join(names)}.")
-    violations = dialect.check(path.read_text(encoding="utf-8"), entry=entry)
+    violations = dialect.check(path.read_text(encoding="utf-8-sig"), entry=entry)
     for v in violations:
         _say(Obstacle(path.name, v.line, v.what, remedy(v.what)).text())
     if not violations:

@@ -183,7 +183,7 @@ def _files_with_calls(path: Path, options: Options) -> Iterator[Path]:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (ValueError, OSError) as error:
         raise UserError(f"{unreadable(path, error)}.") from error
 
@@ -191,7 +191,7 @@ def _text_of(path: Path) -> str:
 def names_in(path: Path) -> list[str]:
     """Functions and classes that a file defines. Raises UserError."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"{unreadable(path, error)}.") from error
     return [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]

@@ -121,7 +121,9 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
     """The signature of a function of a file, of a Class's ``forward``, or of an autograd Function's ``apply``; of a
     function that the file does not define by a ``def``, ``own``, or as many parameters as a call has arguments.
     Keywords of the call that are ``own`` and not named, a layer's weights, are added."""
-    nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8") if path.suffix == ".py" else "").body
+    nodes: list[ast.stmt] = ast.parse(
+        path.read_text(encoding="utf-8-sig") if path.suffix == ".py" else ""
+    ).body
     found: ast.AST | None = None
     parts, without_ctx = function.split("."), False
     for part in [*parts[:-1], "forward"] if parts[-1] == "apply" else parts:

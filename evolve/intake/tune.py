@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 30.0
+COMPILE_SECONDS = 60.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
@@ -243,6 +243,7 @@ def prepare(
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
+    new = not where.exists()
     answer = ask_intake(request, target, intake, lambda: warm_up(request))
     say(
         f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}"
@@ -251,28 +252,30 @@ def prepare(
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     threading.Thread(
-        target=_say_rewrites, args=(answer, say)
+        target=_say_rewrites, args=(answer, target, say)
     ).start()  # the device judges the function meanwhile
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
-    there = where.exists()
     try:
+        where.mkdir(parents=True, exist_ok=not new)
         reference = write_operator(request, answer, where)
         if "asked" in answer:
-            folder.put(where / request.path.name, request.path.read_text(encoding="utf-8"))
+            folder.put(where / request.path.name, request.path.read_text(encoding="utf-8-sig"))
             asked = replace(request, path=where.resolve() / request.path.name, reference=reference)
             answer = {**answer, "asked": asked}
         folder.write_campaign(where, config_data(request, target, overrides))
+    except FileExistsError as error:
+        raise UserError(f"--out: another tune has written {where} meanwhile; run this one again.") from error
     except OSError as error:
-        if not there:  # nothing half-written stays
+        if new:  # nothing half-written stays
             shutil.rmtree(where, ignore_errors=True)
         raise UserError(f"--out: cannot write {where}: {error.strerror}.") from error
     kept = str(where / FILE)  # the child's own file is gone
     return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}
 
 
-def _say_rewrites(answer: Mapping[str, Any], say: Say) -> None:
-    for line in preflight.rewrites(answer):
+def _say_rewrites(answer: Mapping[str, Any], target: Target, say: Say) -> None:
+    for line in preflight.rewrites(answer, target):
         say(line)
 
 

@@ -97,11 +97,12 @@ def drawn(request: Request, lot: Lot, key: str = "") -> tuple[Workload, ...]:
         some = pairs if pairs and (turn % 2 or not singles) else singles
         if turn == 0:
             made = _beyond(shapes, legal, rng)
-        elif some and len(found) <= lot.named and turn <= TRIES * lot.named:
+        elif turn % 3 == 1:
+            made = _corner(shapes, turns[turn // 3 % len(turns)], legal, rng)
+        elif some and len(found) <= lot.shapes // 3 + lot.named and turn <= TRIES * lot.named:
             made = _named(shapes, some, legal, rng)
         else:
-            way, place = (_corner, turn // 3) if turn % 3 == 1 else (_drawn, 2 * turn // 3)
-            made = way(shapes, turns[place % len(turns)], legal, rng)
+            made = _drawn(shapes, turns[2 * turn // 3 % len(turns)], legal, rng)
         if made is None or made in shapes:
             continue
         workload = Workload(drawn_id(made), made)

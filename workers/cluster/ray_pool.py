@@ -31,6 +31,7 @@ from tilewright.workers.cluster.ray_start import (
     Head,
     first_line,
     keep_lines,
+    last_line,
     missing_resource,
     nodes_text,
     start_ray,
@@ -298,8 +299,9 @@ class RayPool(QueuedPool):
             reply: Any = ray.get(worker.reply)
             evaluation = Evaluation.model_validate_json(reply)
         except RayError as error:
-            how = "died" if isinstance(error, RayActorError) else "failed"
-            evaluation = self._fault(job, f"worker {worker.number} {how}: {first_line(error)}")
+            died = isinstance(error, RayActorError)
+            why = f"died: {first_line(error)}" if died else f"failed: {last_line(error)}"
+            evaluation = self._fault(job, f"worker {worker.number} {why}")
             for other in self._workers:  # its node may be gone, with those that have no job to fail
                 if other is worker or other.job is None:
                     other.health.doubt(time.monotonic())

@@ -265,3 +265,8 @@ def _require_listener(address: str) -> None:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, cut to 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's message, cut to 200 characters: of a remote traceback, the exception itself."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]

@@ -18,7 +18,7 @@ from tilewright.seeds.sampled import Sample
 from tilewright.workers.child.ending import ChildOutcome
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.child.session import START_SECONDS, JobLimits, SessionDied
-from tilewright.workers.cluster.ray_start import station_resources
+from tilewright.workers.cluster.ray_start import last_line, station_resources
 from tilewright.workers.device.comparison import (
     DEVICE,
     EFFORT,
@@ -156,9 +156,9 @@ class RemoteStation:
         try:
             return ray.get(reply)
         except ray.exceptions.RayTaskError as error:
-            raise SessionDied(f"the station failed: {_last_line(error)}") from error
+            raise SessionDied(f"the station failed: {last_line(error)}") from error
         except ray.exceptions.RayError as error:
-            raise SessionDied(f"the station is gone: {_last_line(error)}") from error
+            raise SessionDied(f"the station is gone: {last_line(error)}") from error
 
 
 def start_stations(target: Target, gpus: int, scratch: str | None = None) -> list[ActorHandle]:
@@ -194,7 +194,7 @@ def calibrate(
             text: Any = ray.get(reply, timeout=0)
             hello: Any = ray.get(station.hello.remote(), timeout=START_SECONDS)
         except ray.exceptions.RayError as error:
-            faults.append(_last_line(error))
+            faults.append(last_line(error))
             continue
         answers.append((station, str(hello[DEVICE]), Comparison.from_json(bytes(text).decode())))
     if not answers:
@@ -214,10 +214,5 @@ def ask_comparison(
     try:
         text: Any = ray.get(station.compare.remote(operator, list(workloads), list(entries), seed))
     except ray.exceptions.RayError as error:
-        raise SessionDied(f"the station failed: {_last_line(error)}") from error
+        raise SessionDied(f"the station failed: {last_line(error)}") from error
     return Comparison.from_json(bytes(text).decode())
-
-
-def _last_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1][:200]

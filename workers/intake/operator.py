@@ -497,7 +497,7 @@ def _tensors(tensors: Iterable[Operand | Result]) -> str:
 def _source_of(path: Path, name: str) -> str:
     """The text of a function or class in a file; its name if the file cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         nodes = ast.parse(text).body
     except (OSError, ValueError, SyntaxError):
         return name

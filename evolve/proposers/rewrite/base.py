@@ -187,14 +187,15 @@ class KernelSource:
         return current
 
     @cached_property
-    def _source_names(self) -> frozenset[str]:
+    def own_names(self) -> frozenset[str]:
+        """Every name and string in the source."""
         names = {n.value for n in walk(self.module) if isinstance(n, cst.Name)}
         return frozenset(names | set(self.space) | set(self.defaults))
 
     @property
     def identifiers(self) -> frozenset[str]:
         """Every name and string in the source and those given out, so that a fresh one collides with nothing."""
-        return self._source_names | self.given
+        return self.own_names | self.given
 
     def fresh(self, wanted: str) -> str:
         """``wanted``, or with a number appended if taken. Remembers what it gave out."""

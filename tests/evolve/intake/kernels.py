@@ -7,7 +7,8 @@ TRITON = (HERE / "mine.txt").read_text(encoding="utf-8")
 
 
 def write(folder: Path) -> Path:
-    """The files ``mine.py`` and ``plain.py`` in a folder."""
+    """The files ``mine.py`` and ``plain.py`` in a folder, as another system writes them: byte order mark, CRLF."""
     for name in ("mine", "plain"):
-        (folder / f"{name}.py").write_bytes((HERE / f"{name}.txt").read_bytes())
+        text = (HERE / f"{name}.txt").read_bytes().replace(b"\n", b"\r\n")
+        (folder / f"{name}.py").write_bytes(b"\xef\xbb\xbf" + text)
     return folder

@@ -1,6 +1,7 @@
 """The campaign that ``tune`` makes of a function."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -8,7 +9,7 @@ from testkit import warm_intake
 from tilewright.evolve.campaign.loop import Order
 from tilewright.evolve.cli import main
 from tilewright.evolve.errors import UserError
-from tilewright.evolve.intake import child
+from tilewright.evolve.intake import child, tune
 from tilewright.evolve.intake.child import calls_of_files, default_target
 from tilewright.evolve.intake.tune import COMPILE_SECONDS, IN_FLIGHT, Request, config_of, output_folder
 from tilewright.fitness.targets import load_target
@@ -41,6 +42,12 @@ def test_what_an_earlier_tune_wrote_is_never_replaced_unasked(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"--out: row_tuned holds operator.py, .* or add --overwrite"):
         output_folder("row", "row_apply", Path("row_tuned"), False)
     assert output_folder("row", "row_apply", Path("row_tuned"), True) == Path("row_tuned")
+    third = tmp_path / "row_tuned_3"
+    monkeypatch.setattr(tune, "ask_intake", lambda *_: third.mkdir() or {"asked": REQUEST})
+    for part in ("preflight", "_say_rewrites"):
+        monkeypatch.setattr(tune, part, MagicMock())
+    with pytest.raises(UserError, match="another tune has written"):
+        tune.prepare(REQUEST, load_target("interpreter"), third, print)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,7 @@ def test_what_an_earlier_tune_wrote_is_never_replaced_unasked(tmp_path, monkeypa
     [
         ("from jax.experimental import pallas as pl\n", "tpu7x"),
         ("import jax.experimental.pallas.tpu as pltpu\n", "tpu7x"),
+        ("\ufefffrom jax.experimental import pallas\r\n", "tpu7x"),
         ("import triton\n", None),
         ("from jax.experimental import pallas\nimport triton.language as tl\n", None),
         ("def broken(:\n", None),

@@ -97,7 +97,7 @@ def main() -> None:
     answer: dict[str, Any]
     of, values, *places = sys.argv[1:]
     rows: dict[str, list[Any]] = {}
-    text = Path(of).read_text(encoding="utf-8") if of else ""
+    text = Path(of).read_text(encoding="utf-8-sig") if of else ""
     torch = "triton" in text or "pallas" not in text
     file = ""
     try:

@@ -34,7 +34,7 @@ def function_of(reference: str) -> Callable[..., Any]:
         return launching_function(Path(reference.partition(":")[2]))
     if reference.startswith("itself:"):
         with _MAKING:  # of threads that ask at once, one makes the process
-            return _process_of(Path(reference.partition(":")[2]).read_text(encoding="utf-8"))
+            return _process_of(Path(reference.partition(":")[2]).read_text(encoding="utf-8-sig"))
     path, colon, name = reference.rpartition(":")
     if path.endswith(".json"):
         module: Any = _definition(Path(path))

@@ -120,7 +120,7 @@ def _own_copy(path: Path, folder: Path) -> Path:
         return path
     copy = folder / "jax_kernels" / path.name
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    copy.write_text(path.read_text(encoding="utf-8-sig"), encoding="utf-8")
     return copy
 
 

@@ -93,7 +93,9 @@ class PackageLoader(MetaPathFinder, Loader):
         """The texts of the user's file and of those that were loaded for it, by their places below the root."""
         loaded = [m for m in list(sys.modules.values()) if getattr(m, "__loader__", None) is self]
         places = {user, *(Path(m.__file__) for m in loaded if m.__file__)}
-        return {p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8") for p in sorted(places)}
+        return {
+            p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8-sig") for p in sorted(places)
+        }
 
     def place(self, path: Path) -> str:
         """A file's place below the root."""
@@ -135,7 +137,7 @@ class PackageLoader(MetaPathFinder, Loader):
         origins: dict[str, tuple[str, str]] = {}
         module.__class__ = _Package
         module.__dict__["_tilewright_origins"] = origins
-        for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8-sig"))):
             if isinstance(node, ast.ImportFrom):
                 base = "." * node.level + (node.module or "")
                 for item in node.names:
@@ -164,7 +166,7 @@ class PackageLoader(MetaPathFinder, Loader):
 
     def run(self, module: types.ModuleType, path: str, wanted: str | None = None) -> None:
         """``wanted``: assignments are run only where that function may need them."""
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         linecache.getlines(path)
         module.__dict__.update(HOOKS)
         tree = ast.parse(text, path)
@@ -348,7 +350,7 @@ def import_place(path: Path) -> tuple[Path, list[str]]:
     the name by which the file imports its package.
     """
     imported, above = set(), 0
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8-sig"))):
         if isinstance(node, ast.Import):
             imported |= {item.name.partition(".")[0] for item in node.names}
         elif isinstance(node, ast.ImportFrom):

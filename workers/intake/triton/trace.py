@@ -42,7 +42,7 @@ class Var:
 class Work:
     """A kernel of ours in place of torch: its name and text, its launch as text, what it reads and writes.
 
-    ``asked``: an expression and its Vars and numbers, or a reduction's name and axis.
+    ``asked``: an expression over x0, x1, … and c0, c1, … with its Vars and numbers, or a reduction's name and axis.
     """
 
     kernel: str
