@@ -1,5 +1,6 @@
 """A program as users see it: recorded, its ceiling said, tuned, proved, and written as ``faster.py``."""
 
+import contextlib
 import json
 import os
 import re
@@ -144,6 +145,7 @@ class Program:
     def _ask(self, **request: Any) -> None:
         """Run the program in a process of its own. Raises UserError."""
         budget = float(request.get("seconds", 0.0)) + float(request.get("prove_seconds", 0.0))
+        self._save({})  # before minutes are spent on what cannot be written
         with tempfile.TemporaryDirectory(prefix="tilewright-program-") as name:
             asked, answered = Path(name) / "request.json", Path(name) / "answer.json"
             given = {"path": str(self.path.resolve()), "step": self.step, "setup": self.setup, **request}
@@ -172,6 +174,8 @@ class Program:
                 raise UserError(f"{self.name}: its process ended without an answer: {lines[-1]}")
             answer = json.loads(answered.read_text(encoding="utf-8"))
         if "why" in answer:
+            with contextlib.suppress(OSError):  # it holds an earlier run's files
+                self.folder.rmdir()
             raise UserError(f"{answer['why']}.")
         self.answer = answer
         record = json.dumps(answer["record"], indent=1)
