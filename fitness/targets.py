@@ -62,6 +62,12 @@ class Target:
         return self.part
 
     @property
+    def hopper(self) -> bool:
+        """Whether a GPU multiplies by ``wgmma``, as compute capability 9.0 alone does."""
+        number = self.part.capability if isinstance(self.part, Gpu) else getattr(self.part, "arch", None)
+        return number == 90
+
+    @property
     def interpreted(self) -> bool:
         """Whether a CPU stands in for the device, so that times mean nothing."""
         return not isinstance(self.part, Architecture) and self.part.interpreted

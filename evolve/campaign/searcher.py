@@ -34,7 +34,7 @@ from tilewright.evolve.proposers.llm.proposer import LlmProposer
 from tilewright.evolve.proposers.niches import NicheSearch
 from tilewright.evolve.proposers.portfolio import Portfolio
 from tilewright.evolve.proposers.rewrite.proposer import RewriteProposer, Rewrites
-from tilewright.evolve.proposers.rewrite.registry import openings
+from tilewright.evolve.proposers.rewrite.registry import absent_rules, openings
 from tilewright.evolve.proposers.surrogate.local_moves import KnownSpaces, ParameterProposer
 from tilewright.evolve.proposers.surrogate.proposer import SurrogateProposer
 from tilewright.evolve.proposers.surrogate.records import SourceRecords
@@ -77,10 +77,11 @@ def build_searcher(
     if search.transfer and not records:
         raise UserError("search.transfer: these campaigns have no point that a seed's space knows.")
     spaces = KnownSpaces(resolved.space)
+    without = {*search.without_rules, *absent_rules(resolved.target)}
     proposers = [_BUILDERS[name](archive, spaces, records) for name in search.proposers]
     for proposer in proposers:
         if isinstance(proposer, Rewrites):
-            proposer.rules = RewriteProposer(without=search.without_rules)
+            proposer.rules = RewriteProposer(without=tuple(without))
     if resolved.config.llm is not None:
         client = _chat_client(resolved.config.llm, journal, home, note)
         client.warn = note
@@ -91,7 +92,7 @@ def build_searcher(
         raise UserError("search.proposers: needs at least one proposer when no llm proposes.")
     searcher: Searcher = Portfolio(proposers)
     if search.niches and "rewrite" in search.proposers:
-        searcher = NicheSearch(searcher, spaces, violations, openings() - set(search.without_rules))
+        searcher = NicheSearch(searcher, spaces, violations, openings() - without)
     if earlier:
         searcher = LeadsFirst(leads_of(earlier, resolved.space), searcher)
     if resolved.given:

@@ -283,7 +283,10 @@ def _check(arguments: argparse.Namespace) -> int:
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         asked = answer.get("asked", request)
-        for line in (*preflight.screen(answer, asked.reference, target.label), *preflight.rewrites(answer)):
+        for line in (
+            *preflight.screen(answer, asked.reference, target.label),
+            *preflight.rewrites(answer, target),
+        ):
             _say(line)
     return 0
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.fitness.dialect import is_cuda
 from tilewright.fitness.original import is_original
+from tilewright.fitness.targets import Target
 from tilewright.workers.intake.calls.call_text import SHORT
 from tilewright.workers.intake.judge.self_reference import SELF
 
@@ -78,9 +79,9 @@ def screen(answer: Mapping[str, Any], reference: str, target: str) -> Iterator[s
     yield from _folded(lines(answer, reference, target))
 
 
-def rewrites(answer: Mapping[str, Any]) -> Iterator[str]:
+def rewrites(answer: Mapping[str, Any], target: Target) -> Iterator[str]:
     """Rules of rewriting that find a place in the kernel, which takes a second to say."""
-    yield from _folded(_rewrites(answer["source"]))
+    yield from _folded(_rewrites(answer["source"], target))
 
 
 def _folded(texts: Iterable[str]) -> Iterator[str]:
@@ -119,17 +120,18 @@ def _space(answer: Mapping[str, Any]) -> Iterator[str]:
     yield from lost
 
 
-def _rewrites(source: str) -> Iterator[str]:
+def _rewrites(source: str, target: Target) -> Iterator[str]:
     from tilewright.evolve.proposers.rewrite.base import KernelSource, Unsupported
     from tilewright.evolve.proposers.rewrite.gluon.chain.write import LowerChain
     from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
-    from tilewright.evolve.proposers.rewrite.registry import openings, rules
+    from tilewright.evolve.proposers.rewrite.registry import absent_rules, openings, rules
 
     if is_original(source) or is_cuda(source):
         yield "  rewrites   none: the function runs as it stands, only its parameters are tuned"
         return
     kernel, applied, refused = KernelSource(source), [], dict[str, Unsupported]()
-    every = rules(kernel.language)
+    absent = absent_rules(target)
+    every = [rule for rule in rules(kernel.language) if rule.name not in absent]
     for rule in every:
         try:
             places = rule.sites(kernel)
@@ -139,6 +141,8 @@ def _rewrites(source: str) -> Iterator[str]:
         except Unsupported as error:
             refused[rule.name] = error
     wanted = LowerChain.name if source.count(".dot(") > 1 else LowerProduct.name
+    if ".dot(" in source and wanted in absent:
+        yield f"  schedule   the kernel's own: {wanted} writes Hopper's wgmma, which {target.name} lacks"
     if ".dot(" in source and wanted in refused and not openings() & {a.partition(" ")[0] for a in applied}:
         yield f"  schedule   the kernel's own: {wanted} finds {refused[wanted]}"
     shown = ", ".join(applied) or "none"

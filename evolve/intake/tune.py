@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 30.0
+COMPILE_SECONDS = 60.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
@@ -252,7 +252,7 @@ def prepare(
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
     threading.Thread(
-        target=_say_rewrites, args=(answer, say)
+        target=_say_rewrites, args=(answer, target, say)
     ).start()  # the device judges the function meanwhile
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
@@ -274,8 +274,8 @@ def prepare(
     return {**answer, "operands": [[*row[:-1], kept if row[-1] else ""] for row in answer["operands"]]}
 
 
-def _say_rewrites(answer: Mapping[str, Any], say: Say) -> None:
-    for line in preflight.rewrites(answer):
+def _say_rewrites(answer: Mapping[str, Any], target: Target, say: Say) -> None:
+    for line in preflight.rewrites(answer, target):
         say(line)
 
 

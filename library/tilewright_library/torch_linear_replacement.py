@@ -86,9 +86,10 @@ class LinearLayers:
     def _takes(self, x: Any, w: Any, bias: Any) -> bool:
         if type(x) is not torch.Tensor or not unwatched(x, w):
             return False
-        if w.dim() != 2 or not x.is_cuda or not x.numel():
+        fits = w.dim() == 2 and x.shape[-1:] == w.shape[1:] and x.device == w.device
+        if not (fits and x.is_cuda and x.numel()):
             return False
         kinds = [torch.get_autocast_dtype("cuda")] if torch.is_autocast_enabled("cuda") else []
         kinds += [t.dtype for t in (x, w, bias) if t is not None]
-        rows = (x.numel() // x.shape[-1], w.shape[0], w.shape[1])
-        return rows in self._shapes and all(kind is torch.bfloat16 for kind in kinds)
+        size = (x.numel() // x.shape[-1], *w.shape)
+        return size in self._shapes and all(kind is torch.bfloat16 for kind in kinds)

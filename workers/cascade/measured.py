@@ -192,6 +192,9 @@ class MeasuredCascade(Cascade):
             if champion is not None and _may_be_faster(champion, found):
                 fitness = geometric_mean(f.rate for f in found.figures)
                 verdict = confirm(self._station, request, found, self._samples, champion, fitness)
+            if isinstance(verdict, Confirmation) and verdict.accepted and not self._target.interpreted:
+                more = measure(self._station, request, found, self._samples, [entry], (1, 1), {}, kinds=KINDS)
+                verdict = more if isinstance(more, Failure) else verdict
             if isinstance(verdict, Confirmation) and champion is not None:
                 crowned = dataclasses.replace(champion, screens=verdict.screens)
             if champion is None or (isinstance(verdict, Confirmation) and verdict.accepted):

@@ -55,8 +55,9 @@ INTERPRETED_CALLS = 2
 SCREENS_OFF = 0.015
 """Most that screens are taken to be off by, as a logarithm."""
 
-KINDS = 2
-"""Kinds of inputs that a candidate meets on every timed shape beside those it is timed on; a finalist meets all."""
+SCREEN_KINDS, KINDS = 1, 2
+"""Kinds of inputs that a candidate meets on every timed shape beside those it is timed on; and kinds for new champions
+and most drawn shapes. Each costs a call between canaries. A finalist meets all on timed shapes."""
 
 NEAR = 0.995
 """A candidate that screens at this share of the champion's fitness or better is measured against it."""
@@ -174,7 +175,7 @@ class ScreenStage:
 
     @staticmethod
     def _most(request: Request) -> int | None:
-        return None if request.final else KINDS
+        return None if request.final else SCREEN_KINDS
 
 
 @dataclass(frozen=True)

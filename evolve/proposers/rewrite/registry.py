@@ -5,6 +5,7 @@ from tilewright.evolve.proposers.rewrite.gluon import lower
 from tilewright.evolve.proposers.rewrite.gluon.chain import write as chain
 from tilewright.evolve.proposers.rewrite.pallas import dots, exponents, grid, normalise, tiles, unroll_grid
 from tilewright.evolve.proposers.rewrite.triton import descriptors, single_edits
+from tilewright.fitness.targets import Target
 
 
 def pallas_rules() -> tuple[Rule, ...]:
@@ -36,6 +37,11 @@ def rules(language: Language) -> tuple[Rule, ...]:
 def rule_names() -> frozenset[str]:
     """Those of the rules of all languages."""
     return frozenset(rule.name for language in Language for rule in rules(language))
+
+
+def absent_rules(target: Target) -> frozenset[str]:
+    """Names of the rules whose kernels a target cannot compile: Hopper's schedules multiply by ``wgmma``."""
+    return frozenset() if target.hopper else frozenset({lower.LowerProduct.name, chain.LowerChain.name})
 
 
 def openings() -> frozenset[str]:

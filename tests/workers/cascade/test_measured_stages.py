@@ -192,7 +192,7 @@ def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_aske
     station = SimpleNamespace(operand_seed=lambda seed, ahead=False: flags.append(ahead) or 3)
     samples = SimpleNamespace(sampled=True, of=lambda *key: made.append(key))
     samples.draw_kinds = lambda workload, seed, most: [f"{seed} {most}"]
-    for final, most in ((False, 2), (True, None)):
+    for final, most in ((False, 1), (True, None)):
         made.clear()
         ScreenStage(station, samples).prepare(request(final=final))
         assert [(w.id, *rest) for w, *rest in made] == [
@@ -203,7 +203,7 @@ def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_aske
         ScreenStage(station, samples).prepare(asked)
     first = asked.operator.input_kinds[0]
     assert [(w.id, *rest) for w, *rest in prepare.call_args[0][0]] == [
-        (name, 3, kind) for name in ("m64", "m32") for kind in (first, "7 2")
+        (name, 3, kind) for name in ("m64", "m32") for kind in (first, "7 1")
     ]
     assert flags == [True] * 3, "another job counts its use"
 

@@ -84,12 +84,7 @@ __global__ void {name}({", ".join(first)}, long long count, long long inner) {{
     expression, values = work.asked
     number, kind = _COMPUTED[computed_type(work.reads, values) or ""]
     scalars = [(kind, value) for value in values if not isinstance(value, Var)]
-    counts = {True: 0, False: 0}
-    names = []
-    for value in values:
-        names.append(f"{'x' if isinstance(value, Var) else 'c'}{counts[isinstance(value, Var)]}")
-        counts[isinstance(value, Var)] += 1
-    said = re.sub(r"tl\.(\w+)\(", _named, expression.format(*names) if "{" in expression else expression)
+    said = re.sub(r"tl\.(\w+)\(", _named, expression)
     said, rank = said.replace('float("inf")', "torch_infinity()").replace("//", "/"), len(sizes)
     inside, given = "", [*work.reads, work.target, *scalars, *(("i64", size) for size in sizes)]
     for axis in reversed(range(rank)):

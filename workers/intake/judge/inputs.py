@@ -520,15 +520,14 @@ def _outliers(
     columns = one.values.shape[-1]
     rows = one.values.size // columns
     (own_down, down), (own_along, along) = _places(rows, number, rng), _places(columns, number, rng)
-    turn = 0
+    turn, some = 0, np.arange(TRIED)
     for _ in range(_few(rows if rows > 1 else columns // 8)):
         for size, sign, partner in itertools.product(sizes, (1.0, -1.0), (1.0, -1.0)):
             tried = [
-                (int(some[(turn // 2 + n) % len(some)]) * columns + int(other[(turn + n) % len(other)]))
-                for some, other in ((own_down, own_along), (down, along))
-                for n in range(TRIED)
+                down_at[(turn // 2 + some) % len(down_at)] * columns + along_at[(turn + some) % len(along_at)]
+                for down_at, along_at in ((own_down, own_along), (down, along))
             ]
-            places = np.transpose(np.unravel_index(tried, one.values.shape)).tolist()
+            places = np.transpose(np.unravel_index(np.concatenate(tried), one.values.shape)).tolist()
             yield list(map(tuple, places)), sign * size * rng.uniform(1.0, 1.5), partner
             turn += 1
 

@@ -59,7 +59,9 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
             f"line {v.line}: torch's {v.foreign} is not returned" for v in left if v.is_foreign
         ]
     if not found.chosen:
-        raise Refusal("the call returns no tensor, and its kernels write to none of its arguments")
+        kind = type(trace.returned).__name__
+        what = "no tensor" if trace.returned is None else f"no tensor but a {kind}"
+        raise Refusal(f"the call returns {what}, and its kernels write to none of its arguments")
     found.left_out += _unread(trace, found.chosen)
     for var in found.chosen:
         if var.is_foreign:

@@ -63,7 +63,7 @@ def elementwise(
         for operand in (*operands, target):
             given += strides(operand, rank)
     call = f"{kernel}[(triton.cdiv({target.name}.numel(), {_BLOCK}),)]({', '.join([*given, str(_BLOCK)])})"
-    asked = (expression, tuple(values))
+    asked = (filled, tuple(values))
     trace.steps.append(Work(kernel, text, call, tuple(operands), target, what, line, asked))
     return True
 

@@ -1,7 +1,5 @@
 """What one call of a wrapper did, as data: its tensors, its launches, and where in the user's files."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types
@@ -30,7 +28,7 @@ class Var:
     tensor: torch.Tensor
     kind: str  # input, fresh, zeros, view, foreign
     text: str | None = None
-    base: Var | None = None
+    base: "Var | None" = None
     line: int = 0
     foreign: str = ""
 
@@ -44,7 +42,7 @@ class Var:
 class Work:
     """A kernel of ours in place of torch: its name and text, its launch as text, what it reads and writes.
 
-    ``asked``: an expression and its Vars and numbers, or a reduction's name and axis.
+    ``asked``: an expression over x0, x1, … and c0, c1, … with its Vars and numbers, or a reduction's name and axis.
     """
 
     kernel: str

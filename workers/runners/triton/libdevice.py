@@ -22,11 +22,11 @@ WRITTEN = {
     "pow2": "def power_2(x):\n    return x * x\n",
     "pow3": "def power_3(x):\n    return x * x * x\n",
     "pow4": "def power_4(x):\n    x2 = x * x\n    return x2 * x2\n",
-    "rint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
-    "nearbyint": "def rint(x):\n    return (x + 12582912.0) - 12582912.0\n",
+    "rint": "def rint(x):\n    return (x.to(tl.float32) + 12582912.0) - 12582912.0\n",
+    "nearbyint": "def rint(x):\n    return (x.to(tl.float32) + 12582912.0) - 12582912.0\n",
     "trunc": "def trunc(x):\n    return tl.where(x >= 0, tl.floor(x), tl.ceil(x))\n",
     "round": "def round_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5))\n",
-    "llrint": "def whole(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int64)\n",
+    "llrint": "def whole(x):\n    return ((x.to(tl.float32) + 12582912.0) - 12582912.0).to(tl.int64)\n",
     "llround": "def whole_away(x):\n    return tl.where(x >= 0, tl.floor(x + 0.5), tl.ceil(x - 0.5)).to(tl.int64)\n",
     "isinf": 'def isinf(x):\n    return tl.abs(x) == float("inf")\n',
     "isfinited": 'def isfinite(x):\n    return tl.abs(x) < float("inf")\n',
@@ -45,7 +45,7 @@ WRITTEN = {
     "mul_rn": "def mul_rn(x, y):\n    return x * y\n",
     "add_rn": "def add_rn(x, y):\n    return x + y\n",
     "float2int_rd": "def float2int_rd(x):\n    return tl.floor(x).to(tl.int32)\n",
-    "float2int_rn": "def float2int_rn(x):\n    return ((x + 12582912.0) - 12582912.0).to(tl.int32)\n",
+    "float2int_rn": "def float2int_rn(x):\n    return ((x.to(tl.float32) + 12582912.0) - 12582912.0).to(tl.int32)\n",
     "int2float_rn": "def int2float_rn(x):\n    return x.to(tl.float32)\n",
     "ilogb": "def ilogb(x):\n    bits = tl.abs(x).to(tl.int32, bitcast=True)\n"
     "    scaled = (tl.abs(x) * 8388608.0).to(tl.int32, bitcast=True)\n"
@@ -53,7 +53,8 @@ WRITTEN = {
     "    power = tl.where(bits >= 2139095040, 2147483647, power)\n"
     "    return tl.where((bits == 0) | (bits > 2139095040), -2147483648, power)\n",
 }
-"""Functions of the device's library that the language can say."""
+"""Functions of the device's library that the language can say. What rounds by an addition does so in float32: 64 bits
+would keep the fraction, and 16 would overflow."""
 
 WRITTEN["fast_powf"] = WRITTEN["pow"]
 

@@ -122,7 +122,7 @@ class HostText(Lowering):
         return f"s_desc={made}, S_LAYOUT=s_layout, S_BYTES={size}, RING=ring, "
 
     def _check_free(self, names: Sequence[str]) -> None:
-        clash = set(names) & self.source.identifiers - set(self.tunables.values()) - set(self.source.space)
+        clash = set(names) & self.source.own_names - set(self.tunables.values()) - set(self.source.space)
         if clash:
             raise Unsupported(f"a launch that already uses the name {min(clash)}")
 

@@ -358,9 +358,10 @@ BACKWARD = Case(
 
 @functools.cache
 def all_lowered(source):
-    """A source of several loops: one rewrite lowers them all."""
+    """A source of several loops: one rewrite lowers them all, also of a reading that was lowered before."""
     kernel = KernelSource(source)
-    return LowerChain().apply(kernel, LowerChain().sites(kernel)[0], None).source
+    first, _ = [LowerChain().apply(kernel, site, None) for site in LowerChain().sites(kernel)]
+    return first.source
 
 
 def gradient(name, source, **point):
@@ -406,6 +407,9 @@ def faults_of_gradients():
              f"{READ}|before it is waited for"),
         "rows are read before their copy has landed":
             (without("mbarrier.wait(v_ready.index(stage), phase)", back), f"{UNWRITTEN}|deadlock|arrivals"),
+        "numbers of rows are those of another step":
+            (back.replace("numbers_1.index(stage).load", "numbers_1.index((stage + 1) % STAGES).load"),
+             f"{UNWRITTEN}|copy"),
         "a product is used before it is waited for":
             (back.replace("num_outstanding=1, deps=(partial_0,)", "num_outstanding=2, deps=(partial_0,)"),
              "before it is waited for"),
@@ -430,6 +434,15 @@ def test_planted_faults_are_found():
     assert not right & {fault.source for fault, _ in found}
     missed = [(f.rule, f.ok, f.reason) for f, why in found if f.ok or not re.search(why, f.reason)]
     assert missed == []
+
+
+def test_a_number_of_rows_is_replaced_where_it_divides_and_no_step_is_wider_than_these():
+    """Two loops end at a multiple of the rows, so that a wider step of the first would run into the second's."""
+    written = changed(*WRITTEN["a helper that holds the loop, called twice"], ('params["BLOCK_M"]', "128"))
+    depth = "triton.cdiv(q.shape[2], min(128, 256))"
+    source = lowered(changed(("triton.cdiv(q.shape[0]", f"{depth} * triton.cdiv(q.shape[0]"), source=written))
+    assert read_declarations(source).space["columns"] == (32, 64)
+    assert f'{depth} * triton.cdiv(q.shape[0], params["rows"])' in source
 
 
 @pytest.mark.slow  # quicker: that of a product in test_lowering

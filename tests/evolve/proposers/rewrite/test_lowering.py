@@ -9,10 +9,12 @@ import pytest
 
 from testkit.compile_ahead import compiled_ahead
 from testkit.rewriting import Trial, load_cases, refusal, rewritten, run_checks
+from tilewright.evolve.intake import preflight
 from tilewright.evolve.proposers.rewrite.gluon.lower import LowerProduct
 from tilewright.evolve.proposers.rewrite.proposer import offers, rewrite
 from tilewright.evolve.space.space import read_declarations
 from tilewright.fitness.dialect import check
+from tilewright.fitness.targets import load_target
 from tilewright.seeds.catalogue import load_operator
 
 CASES = {case.name.split("/")[1]: case for case in load_cases(["triton/"])}
@@ -115,6 +117,13 @@ def test_a_product_opens_with_the_tile_that_registers_hold_where_the_source_may_
     (found,) = [(rule, site) for rule, site in offers(source) if rule.name == LowerProduct.name]
     child = rewrite(source, {}, *found, np.random.default_rng(0))
     assert tuple(child.params.get(n) for n in ("BLOCK_M", "BLOCK_N", "consumers", "pieces")) == tile
+
+
+@pytest.mark.parametrize("target", ["sm_90", "h200", "sm_100", "gfx950"])
+def test_only_hopper_is_offered_its_schedules_and_the_screen_says_why(target):
+    told = " ".join(preflight.rewrites({"source": CASES["matmul_masked.py"].source}, load_target(target)))
+    hopper = target in ("sm_90", "h200")
+    assert (f"{LowerProduct.name} (1)" in told) is hopper and (f"which {target} lacks" in told) is not hopper
 
 
 def test_the_whole_schedule_is_hoppers_and_spills_nothing(tmp_path):

@@ -114,6 +114,20 @@ class BoxReader:
             limit[1] - limit[0] if limit is not None and not here else None,
         )  # fmt: skip
 
+    def row_numbers(self, load: ast.Call, rows: str) -> tuple[str, str, str]:
+        """(tensor of the host, first element, mask) of a load of one number for each of the rows that the loop moves
+        along. Raises Unsupported for another load."""
+        root = self._root(load.args[0])
+        address = (self.sums.read(load.args[0]) - Sum({(root,): 1})).along(0)
+        given, masks = self.kernel.given(root), [k.value for k in load.keywords if k.arg == "mask"]
+        tensor = "" if given is None else self.kernel.source.code(given)
+        if address.split(0) != (rows, constant(1)) or self.moving not in address.scalar.factors:
+            raise Unsupported("what is no number of each row")
+        if not tensor.isidentifier() or root in address.factors:
+            raise Unsupported("an address whose tensor is not told apart")
+        masks = load.args[1:2] or masks
+        return tensor, address.scalar.text(), ast.unparse(masks[0]) if masks else ""
+
     def _root(self, node: ast.expr) -> str:
         """The parameter that an address begins with."""
         for _ in range(40):

@@ -13,7 +13,13 @@ from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
-from tilewright.evolve.proposers.rewrite.gluon.chain.several import Operand, Product, arranged
+from tilewright.evolve.proposers.rewrite.gluon.chain.several import (
+    Operand,
+    Product,
+    RowNumbers,
+    arranged,
+    by_ring,
+)
 from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import bound_once, written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -62,6 +68,9 @@ class Chain:
 
     positive: str = ""
     """Condition on that factor, for the host to check; "" for none."""
+
+    numbers: tuple[RowNumbers, ...] = ()
+    """Numbers of the loop's rows that come with a tile."""
 
     several: tuple[Product, ...] = ()
     """All products of a step with more than two; ``middle`` has their statements, ``first`` is one of these."""
@@ -319,13 +328,14 @@ def _steps(
     made = arranged(inside, before, operand, lambda statement, call: _added(statement, call, tl), tl)
     begun = min(made.body.index(p.statement) for p in made.products)
     early, hot = made.body[:begun], made.body[begun:]
+    early, hot, numbers = by_ring(early, hot, made, boxes)
     first = next(p.statement for p in made.products if not p.sums)
     last = [p for p in made.products if p.sums][-1]
     tiles = frozenset[str]().union(*(o.names for o in made.loaded))
     key, value = (replace(o.box, turned=False) for o in made.loaded)
     chain = Chain(
         variable, start, stop, step, "", key, value, early, first, hot, (), last.left, last.sums, tiles,
-        several=made.products,
+        numbers=numbers, several=made.products,
     )  # fmt: skip
     return tuple(replace(o, box=replace(o.box, turned=False)) for o in made.stay), chain
 

@@ -81,6 +81,7 @@ class StepText:
             lines += [*self._late(), *(self._add(p, "held") for p in self.seconds)]
         for item in self.loop.sequence(self.step.middle):
             if isinstance(item, Statement):
+                lines += self.text.landed(item, self.loop)
                 lines.append(self.text.shown(item, self.step, self.loop, renamed))
             elif item.sums:
                 target = self.operands[item] + "_next" * (mode == "next")

@@ -82,7 +82,7 @@ def {place_of}(lap, tiles, others, heads):
 PRODUCER = '''
 @gluon.jit
 def {kernel}_producer(
-    q_desc, {r_desc}k_desc, v_desc, {numbers}{fixed_given}{k_stages}, {v_stages}, {bars},
+    q_desc, {r_desc}k_desc, v_desc, {ring_descs}{ring_stages}{numbers}{fixed_given}{k_stages}, {v_stages}, {bars},
     {producer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):
     """Keep the ring full with what the loops load; each group's left operand comes behind their first copy."""
@@ -125,13 +125,15 @@ for {turn} in range({count}):
     {variable} = {first} + {turn} * ({step})
     mbarrier.wait(k_empty.index({stage}), {phase})
     <k_partial>
-    mbarrier.expect(k_ready.index({k_bar}), 2 * ({COLUMNS}) * ({DEPTH}))
+    mbarrier.expect(k_ready.index({k_bar}), 2 * ({COLUMNS}) * ({DEPTH}){k_numbers})
     tma.async_copy_global_to_shared(k_desc, [{k_at}], k_ready.index({k_bar}), {k_stages}.index({stage}))
+    <k_brings>
     <query_first>
     mbarrier.wait(v_empty.index({stage}), {phase})
     <v_partial>
-    mbarrier.expect(v_ready.index({v_bar}), 2 * ({COLUMNS}) * ({WIDTH}))
+    mbarrier.expect(v_ready.index({v_bar}), 2 * ({COLUMNS}) * ({WIDTH}){v_numbers})
     tma.async_copy_global_to_shared(v_desc, [{v_at}], v_ready.index({v_bar}), {v_stages}.index({stage}))
+    <v_brings>
     <k_landed>
     <v_landed>
     <advance>
@@ -141,7 +143,7 @@ for {turn} in range({count}):
 CONSUMER = '''
 @gluon.jit
 def {kernel}_consumer(
-    o_desc, {p_desc}{numbers}{fixed_given}{k_stages}, {v_stages}, {o_stages}, {bars},
+    o_desc, {p_desc}{ring_stages}{numbers}{fixed_given}{k_stages}, {v_stages}, {o_stages}, {bars},
     {consumer_parameters}STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr,
     GROUP: gl.constexpr
 ):
@@ -245,15 +247,16 @@ def {ring_of}(STAGES: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit(do_not_specialize=[{unspecialized}])
 def {kernel}(
-    q_desc, {r_desc}k_desc, v_desc, o_desc, {p_desc}{numbers}{entry_parameters}STAGES: gl.constexpr,
+    q_desc, {r_desc}k_desc, v_desc, {ring_descs}o_desc, {p_desc}{numbers}{entry_parameters}STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
-    Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr
+    Q_LAYOUT: gl.constexpr, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr{ring_layout}
 ):
     {q_stages} = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, {q_box}], Q_LAYOUT)
     <r_made>
     {k_stages} = gl.allocate_shared_memory(k_desc.dtype, [STAGES, {k_box}], K_LAYOUT)
     {v_stages} = gl.allocate_shared_memory(v_desc.dtype, [STAGES, {v_box}], V_LAYOUT)
     {o_stages} = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, {o_box}], O_LAYOUT)
+    <ring_made>
     {bars} = (
         {ring_of}(CONSUMERS, 1),
         {ring_of}(CONSUMERS, 1),
@@ -267,11 +270,11 @@ def {kernel}(
 """
 
 _CONSUME = (
-    "({kernel}_consumer, (o_desc, {p_desc}{numbers}{fixed_given}{k_stages}, {v_stages}, "
+    "({kernel}_consumer, (o_desc, {p_desc}{ring_stages}{numbers}{fixed_given}{k_stages}, {v_stages}, "
     "{o_stages}, {bars}, {consumer_arguments}STAGES, CONSUMERS, OVERLAP, NUMBER)),"
 )
 _PRODUCE = (
-    "({kernel}_producer, (q_desc, {r_desc}k_desc, v_desc, {numbers}{fixed_given}{k_stages}, "
+    "({kernel}_producer, (q_desc, {r_desc}k_desc, v_desc, {ring_descs}{ring_stages}{numbers}{fixed_given}{k_stages}, "
     "{v_stages}, {bars}, {producer_arguments}STAGES, CONSUMERS)),"
 )
 

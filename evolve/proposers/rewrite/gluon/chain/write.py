@@ -69,10 +69,10 @@ class LowerChain(NodeRule[Chains]):
             space["laps"] = (space["laps"][0], 2)
         given = [kernel.given(n) for n in (payload.rows, payload.columns)]
         own = [read_parameter(kernel.source, g) if g is not None else "" for g in given]
-        several = len(payload.loops) > 1 and "columns" in space and all(own)
+        several = len(payload.loops) > 1 and "columns" in space
         if several:  # which steps a mask spares may rest on what the source says of its tiles
-            known = kernel.source.space[own[1]]
-            values = tuple(v for v in space["columns"][0] if v in known) or (64,)
+            known, widest = kernel.source.space.get(own[1], (32, 64)), 256 if all(own) else 64
+            values = tuple(v for v in space["columns"][0] if v in known and 0 < v <= widest) or (64,)
             most = 64 if own[0] == own[1] else 128
             space["columns"] = (values, max(v for v in values if v <= most or v == values[0]))
         if payload.rows.isdigit() and payload.rows not in ("64", "128"):
@@ -81,7 +81,7 @@ class LowerChain(NodeRule[Chains]):
         names = {"rows": payload.rows, "columns": tunables.get("rows", payload.columns), **tunables}
         for expression, reason in CONSTRAINTS.items():
             edit.add_constraint(re.sub(r"[a-z_]+", lambda found: names[found[0]], expression), reason)
-        if several and len(set(own)) == 1 and "rows" in tunables:
+        if several and own[0] == own[1] != "" and "rows" in tunables:
             edit.add_constraint(f"{tunables['columns']} == {tunables['rows']}", "one number in the source")
         text = ChainText(edit, payload, tunables)
         edit.insert_before(kernel.source.statement(kernel.function), text.functions() + "\n\n\n")
@@ -212,6 +212,10 @@ class ChainText:
         self.cut = list(dict.fromkeys(which for which, box in copied if box.there is not None))
         """Of copies, those whose last rows may be another's, which only the device knows."""
 
+        tensors = dict.fromkeys(n.tensor for c in chains.loops for n in c.numbers)
+        self.ring = {tensor: self.source.fresh(f"numbers_{n}") for n, tensor in enumerate(tensors)}
+        """Of the tensors whose numbers come through the ring, what its stages of them are called."""
+
         self.of_sums = affected([Statement(n.node) for n in outer], self.sums) - self._rows_of_scores()
 
     def _fresh(self, name: str, used_names: Collection[str]) -> str:
@@ -300,6 +304,13 @@ class ChainText:
             **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
             "landings": "\n".join(f"{names[f'{which}_landed']} = 0" for which in self.cut),
             "one_more": " + 1" if self.cut else "", "producer_registers": self.producer_registers,
+            "ring_descs": "".join(f"{name}_desc, " for name in self.ring.values()),
+            "ring_stages": "".join(f"{name}, " for name in self.ring.values()),
+            "ring_layout": ", NUMBERS_LAYOUT: gl.constexpr" if self.ring else "",
+            "ring_made": "\n".join(
+                f"{name} = gl.allocate_shared_memory({name}_desc.dtype, [STAGES, {chains.columns}], NUMBERS_LAYOUT)"
+                for name in self.ring.values()
+            ),
         }  # fmt: skip
         self.table = table
         table |= {
@@ -311,7 +322,7 @@ class ChainText:
         producing = self._reads(self._scalars(reads)) | reads
         loops, query = [], filled(texts.QUERY, table)
         for number, each in enumerate(chains.loops):
-            wanted = each.key.reads | each.value.reads
+            wanted = each.key.reads | each.value.reads | self._reads((), *(n.start for n in each.numbers))
             scalars = self._scalars(wanted)
             producing |= self._reads(scalars) | wanted | self._step_names(number)
             parts = [self._partial(n, b, each.variable) for n, b in (("k", each.key), ("v", each.value))]
@@ -321,6 +332,7 @@ class ChainText:
                 "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
                 "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
                 "variable": each.variable, "k_at": self._at(each.key), "v_at": self._at(each.value),
+                **self._brought(each),
             }  # fmt: skip
             loops.append(filled(texts.PRODUCER_LOOP, table_of_loop))
         consuming, consumed = self._consumer_loops()
@@ -357,6 +369,26 @@ class ChainText:
     @property
     def producer_registers(self) -> str:
         return "40" if self.cut else "24"
+
+    def _brought(self, loop: Chain) -> dict[str, str]:
+        """What a loop's copies of tiles bring beside them."""
+        made = {}
+        for number, which in enumerate("kv"):
+            mine = [n for n in loop.numbers if n.loaded == number]
+            made[f"{which}_numbers"] = f" + {4 * len(mine)} * ({self.chains.columns})" if mine else ""
+            places = [(self.ring[n.tensor], self._places([n.start], names_in(n.start))) for n in mine]
+            bar, stage = f"{which}_ready.index({self.names['stage']})", self.names["stage"]
+            made[f"{which}_brings"] = "\n".join(
+                f"tma.async_copy_global_to_shared({name}_desc, [{at}], {bar}, {name}.index({stage}))"
+                for name, at in places
+            )
+        return made
+
+    def landed(self, statement: Statement, loop: Chain) -> list[str]:
+        """What takes a statement's numbers of rows out of the ring."""
+        stage, layout = self.names["stage"], f"gl.SliceLayout(0, {self.names['scores']})"
+        mine = [n for n in loop.numbers if n.statement is statement]
+        return [f"{n.landed} = {self.ring[n.tensor]}.index({stage}).load({layout})" for n in mine]
 
     def _partial(self, which: str, box: Box, variable: str) -> tuple[str, dict[str, str]]:
         """(text in front of a loop, table): the barrier that a copy lands on, and what is done where its last rows are
@@ -398,15 +430,21 @@ class ChainText:
         }  # fmt: skip
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
-        scalars = "".join(s.text for s in self._scalars(box.reads))
-        wide = (
-            box.there is not None or "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
-        )
-        carrier = self._carrier(renamed)
-        places = [carrier.expression(t) for t in (*(index for index, _ in box.outer), box.start)]
-        return ", ".join(
-            [*(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in places), "0"]
-        )
+        wide = box.there is not None
+        return f"{self._places([*(index for index, _ in box.outer), box.start], box.reads, renamed, wide)}, 0"
+
+    def _places(
+        self,
+        texts: Iterable[str],
+        reads: Collection[str],
+        renamed: Mapping[str, str] | None = None,
+        wide: bool = False,
+    ) -> str:
+        """Coordinates of a copy."""
+        scalars = "".join(s.text for s in self._scalars(reads))
+        wide = wide or "int64" in self.source.code(self.kernel.function) or ".load(" in scalars
+        places = [self._carrier(renamed).expression(text) for text in texts]
+        return ", ".join(f"gl.cast({t}, gl.int32)" if wide and not t.isdigit() else t for t in places)
 
     def lines(self, statements: Iterable[Statement], renamed: Mapping[str, str] | None = None) -> str:
         return "\n".join(self.carried(s, renamed) for s in statements)
@@ -651,6 +689,7 @@ class ChainText:
             fits += [*box.conditions, *apart(box)]
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
+        fits += [f"{tensor}.dtype == torch.float32" for tensor in self.ring]
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
         made = {}
@@ -668,11 +707,23 @@ class ChainText:
             # steps (head 256, soft cap, one H200, measured: 295 us with 32 keys, 227 with 64)
             few = f"several > 1 or {host['depth']} + {host['width']} > 256"
             wide = self._registers("64", host["width"])["spread"]
-            most = f"(64 if {wide} <= 320 else 32)" if chains.loops[0].several else f"(64 if {few} else 128)"
+            # more spills, less so where no numbers of rows are addressed
+            most = (
+                f"(64 if {wide} <= {384 if self.ring else 320} else 32)"
+                if chains.loops[0].several
+                else f"(64 if {few} else 128)"
+            )
             chosen = f"{names['keys']} = {self._given_to('columns')} or {most}"
         table = {
             **names, **access, **host, **made, "chosen": chosen,
-            "more_descs": "".join(f"{n}_desc={made[f'{n}_desc']},\n" for n in "rp" if n in self.boxes),
+            "more_descs": "".join(f"{n}_desc={made[f'{n}_desc']},\n" for n in "rp" if n in self.boxes)
+            + "".join(
+                f"{name}_desc=TensorDescriptor({tensor}, [1 + sum((n - 1) * s for n, s in "
+                f"zip({tensor}.shape, {tensor}.stride()))], [1], [{host['columns']}], "
+                "gl.NVMMASharedLayout(0, 32, rank=1)),\n"
+                for tensor, name in self.ring.items()
+            )
+            + "NUMBERS_LAYOUT=gl.NVMMASharedLayout(0, 32, rank=1),\n" * bool(self.ring),
             "tiles_kept": str(2 * len(self.fixed)), **self._registers(host["columns"], host["width"]),
             "producer_registers": self.producer_registers,
             "o_bytes": f"{self.boxes['o'].tensor}.element_size()", "kernel": self.entry,
@@ -681,7 +732,7 @@ class ChainText:
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
         }  # fmt: skip
-        clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.identifiers
+        clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.own_names
         clashes = set() if lowered(self.source) else clashes
         if clashes := clashes - set(self.source.space) - set(self.tunables.values()):
             raise Unsupported(f"a launch that already uses the name {min(clashes)}")
@@ -721,8 +772,12 @@ class ChainText:
             for one in known:
                 if one.isdigit() and not (tiled and key == "rows"):
                     continue
-                put = self._param(key).replace("\\", "")
-                text = re.sub(rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])", put, text)
+                put, alone = self._param(key).replace("\\", ""), rf"(?<![\w.\"']){re.escape(one)}(?![\w\"'])"
+                divisor = rf"(cdiv\((?:[^()]|\([^()]*\))*, |// ?){alone}"  # not as what else a number may be
+                if one.isdigit() and re.search(divisor, text):
+                    text = re.sub(divisor, rf"\g<1>{put}", text)
+                else:
+                    text = re.sub(alone, put, text)
             if tiled and key == "rows" and text == first:
                 known_as = read_parameter(self.source, given) if given is not None else ""
                 if known_as not in self.source.defaults:
