@@ -160,10 +160,8 @@ def page(record: Mapping[str, Any], found: Ceiling, proof: Mapping[str, Any] | N
     """One HTML file with all lines: what the step spends, its bar now and at best, and the proof if there is one."""
     parts = [record_lines(record, found), ceiling_lines(found), proof_lines(proof) if proof else ()]
     lines = "\n\n".join("\n".join(part) for part in parts)
-    name = escape(record["name"])
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{name}</title><h1>{name}</h1><pre>{escape(lines)}</pre>"
-    )
+    head = "<!doctype html><meta charset=utf-8><title>{0}</title><h1>{0}</h1>".format(escape(record["name"]))
+    return f"{head}<pre>{escape(lines)}</pre>"
 
 
 def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
@@ -180,7 +178,7 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         yield "proved: nothing is installed"
     for row in proof["kept"]:
         low, high = row["interval"]
-        yield (f"  + {row['label']}: {row['gain']:.4f} x ({low:.4f} to {high:.4f}), ran {row['calls']} times")
+        yield f"  + {row['label']}: {row['gain']:.4f} x ({low:.4f} to {high:.4f}), ran {row['calls']} times"
     for row in proof["left_out"]:
         yield f"  - {row['label']}: {row['why']}"
     for line in proof.get("notes", ()):

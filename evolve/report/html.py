@@ -29,7 +29,7 @@ from tilewright.evolve.report.page import (
     require_replaceable,
     section,
     tag,
-    write_atomically,
+    write_page,
 )
 from tilewright.evolve.report.roofline import roofline, roofline_svg
 from tilewright.evolve.report.text import duration_text, percent_text, rate_text, speed_text, time_text
@@ -48,7 +48,7 @@ def write_report(journal: Journal, path: Path) -> Path:
     require_replaceable(path)
     data = load(journal)
     write_lineage(data, path.with_name(f"{path.stem}-{PAGE}"))
-    return write_atomically(path, render(data))
+    return write_page(path, render(data))
 
 
 def campaign_files(data: CampaignData) -> dict[str, str]:

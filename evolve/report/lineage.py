@@ -19,7 +19,7 @@ from tilewright.evolve.report.page import (
     render_page,
     tag,
     title,
-    write_atomically,
+    write_page,
 )
 from tilewright.evolve.report.text import gain_text, rate_text, shorten
 from tilewright.evolve.space.genome import Genome
@@ -201,7 +201,7 @@ LEFT_OUT = "This page would be too large with this diff; the candidate's MLflow 
 
 def write_lineage(data: CampaignData, path: Path) -> Path:
     """Write the page to ``path`` and return ``path``. Raises OSError."""
-    return write_atomically(path, render_lineage(data))
+    return write_page(path, render_lineage(data))
 
 
 def render_lineage(data: CampaignData) -> str:

@@ -121,9 +121,14 @@ def require_replaceable(path: Path) -> None:
             raise OSError(errno.EEXIST, "a file is there that is no report", str(path))
 
 
+def write_page(path: Path, text: str) -> Path:
+    """Write a page, over another one at most. Raises OSError."""
+    require_replaceable(path)
+    return write_atomically(path, text)
+
+
 def write_atomically(path: Path, text: str) -> Path:
     """Write ``text`` beside ``path``, then rename, so that no reader sees half a file. Raises OSError."""
-    require_replaceable(path)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text, encoding="utf-8", errors="replace")

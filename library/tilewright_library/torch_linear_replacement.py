@@ -86,13 +86,8 @@ class LinearLayers:
     def _takes(self, x: Any, w: Any, bias: Any) -> bool:
         if type(x) is not torch.Tensor or not unwatched(x, w):
             return False
-        if (
-            w.dim() != 2
-            or x.shape[-1:] != w.shape[1:]
-            or not x.is_cuda
-            or x.device != w.device
-            or not x.numel()
-        ):
+        fits = w.dim() == 2 and x.shape[-1:] == w.shape[1:] and x.device == w.device
+        if not (fits and x.is_cuda and x.numel()):
             return False
         kinds = [torch.get_autocast_dtype("cuda")] if torch.is_autocast_enabled("cuda") else []
         kinds += [t.dtype for t in (x, w, bias) if t is not None]

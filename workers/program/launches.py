@@ -107,9 +107,8 @@ class Generated:
 def patched(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
     """While open, ``around(before, this, ...)`` stands for a method."""
     before = getattr(owner, name)
-    setattr(
-        owner, name, served.untraced(lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
-    )
+    stand_in = served.untraced(lambda this, /, *args, **kwargs: around(before, this, *args, **kwargs))
+    setattr(owner, name, stand_in)
     try:
         yield
     finally:

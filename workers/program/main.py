@@ -121,9 +121,8 @@ def _worth_it(recorded: Recorded) -> list[Job]:
     device, wall = recorded.data["device"]["product"], recorded.data["wall_seconds"]
     host, busy = recorded.data["host_seconds"], recorded.data["busy_seconds"]
     if not recorded.data["graph"] and host > HIDES * busy > 0:
-        _say(
-            f"  kernels are not searched: the host issues in {1e3 * host:.1f} ms what runs in {1e3 * busy:.1f} ms"
-        )
+        times = f"the host issues in {1e3 * host:.1f} ms what runs in {1e3 * busy:.1f} ms"
+        _say(f"  kernels are not searched: {times}")
         return []
     found = []
     for row in recorded.data["rows"]:

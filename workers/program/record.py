@@ -280,9 +280,8 @@ def _faults(step: Callable[[], Any]) -> Iterator[str]:
         before = torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) if cuda else 0
         with LaunchRecorder() as recorder:
             result = step()
-        launched.append(
-            [recorder.launches[e.number].key if e.number is not None else e.kernel for e in recorder.events]
-        )
+        keys = [launch.key for launch in recorder.launches]
+        launched.append([e.kernel if e.number is None else keys[e.number] for e in recorder.events])
         after = torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) if cuda else 0
         allocated.append(after - before)
     if states[0] != states[-1]:

@@ -144,9 +144,8 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     ]
     say(f"  compiling for {len(new)} launch(es)")
     deadline = began + seconds
-    compiled = _compile(
-        [(Replay(job.launch), plan) for job, plan in zip(new, plans, strict=True)], seconds / 2
-    )
+    replays = [Replay(job.launch) for job in new]
+    compiled = _compile([*zip(replays, plans, strict=True)], seconds / 2)
     for job, plan in zip(new, compiled, strict=True):
         remaining = max(0.0, deadline - time.monotonic())
         share = remaining * job.weight / max(left, 1e-12)
@@ -297,6 +296,5 @@ def _against(replay: Replay, configuration: Configuration, timer: Clock) -> Rati
     def timed(given: Configuration) -> list[float]:
         return timer.burst(lambda: replay.call(given), ROUND_CALLS, replay.reset).seconds
 
-    return ratio(
-        take_turns({"": lambda: timed({}), "*": lambda: timed(configuration)}, least=ROUNDS), "", "*"
-    )
+    arms = {"": lambda: timed({}), "*": lambda: timed(configuration)}
+    return ratio(take_turns(arms, least=ROUNDS), "", "*")

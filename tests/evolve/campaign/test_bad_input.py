@@ -22,7 +22,7 @@ from tilewright.evolve.cli import main
 from tilewright.evolve.errors import JournalError, UserError
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
-from tilewright.evolve.report.page import write_atomically
+from tilewright.evolve.report.page import write_page
 from tilewright.evolve.space.constraints import SpaceError
 from tilewright.evolve.space.space import read_declarations
 from tilewright.seeds.catalogue import load_operator
@@ -262,7 +262,7 @@ def test_a_report_never_replaces_a_pipe_or_a_journal(tmp_path):
     journal.write_text("SQLite format 3")
     for path, why in ((pipe, "no regular file"), (journal, "no report")):
         with pytest.raises(OSError, match=why):
-            write_atomically(path, "page")
+            write_page(path, "page")
     assert stat.S_ISFIFO(pipe.stat().st_mode) and journal.read_text() == "SQLite format 3"
     assert sorted(tmp_path.iterdir()) == [journal, pipe]
 

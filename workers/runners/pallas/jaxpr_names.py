@@ -63,7 +63,7 @@ def _collected() -> dict[str, core.Primitive]:
         found += [getattr(module, f"{name}_p", None) for name in wanted.split()]
     # the loads and stores of Pallas have the names of those of references in their module
     found += [pallas_primitives.load_p, pallas_primitives.swap_p, lax.and_p, lax.or_p, lax.not_p]
-    found += [ad_util.stop_gradient_p, threefry2x32.threefry2x32_p]
+    found += [ad_util.stop_gradient_p, ad_util.add_jaxvals_p, threefry2x32.threefry2x32_p]
     return {primitive.name: primitive for primitive in found if primitive is not None}
 
 
