@@ -143,9 +143,7 @@ class InputKinds:
     ) -> None:  # fmt: skip
         show_step("trying inputs")
         self._shapes, self._run_all, self._effort = shapes, run_all, effort
-        self._in_two_orders: Callable[[Arrays], list[np.ndarray] | None] = getattr(
-            answers, "in_two_orders", lambda given: None
-        )
+        self._in_two_orders = getattr(answers, "in_two_orders", lambda given: None)
         self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
             answers, "to_all", lambda every: [answers(given) for given in every]
         )

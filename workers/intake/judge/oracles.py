@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.workers.intake.child_program import Refusal, first_line
-from tilewright.workers.intake.judge.reference import as_float64, in_precision, is_jax, run_reference
+from tilewright.workers.intake.judge.reference import as_float64, in_precision, run_reference
 from tilewright.workers.intake.operator import Operand
 
 Arrays = Mapping[str, np.ndarray]
@@ -45,9 +45,7 @@ class Oracle:
 
     def in_two_orders(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
         """The results in float32 as ``TwoOrders`` computes them; None where torch does not compute them so."""
-        if getattr(self.function, "takes_arrays", False) or is_jax(self.function):
-            return None
-        with contextlib.suppress(Exception):  # the reference may not take float32, nor torch's modes
+        with contextlib.suppress(Exception):  # the reference may not take float32, or not be torch's
             from tilewright.workers.intake.judge.two_orders import called_twice
 
             return run_reference(called_twice(self.function), self.call, inputs, "float32")

@@ -15,11 +15,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 aten = torch.ops.aten
 
 
-def _softmax(x: torch.Tensor, dim: int, *_: Any) -> torch.Tensor:
-    weights = (x - x.amax(dim, True)).exp()
-    return weights / weights.sum(dim, True)
-
-
 def _turned(func: Any, args: list[Any]) -> list[Any]:
     """An operation's operands with what is summed in reversed order."""
     if func in (aten.mm.default, aten.bmm.default):
@@ -30,16 +25,18 @@ def _turned(func: Any, args: list[Any]) -> list[Any]:
 
 
 def called_twice(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch whose values have twins, summed in reversed order; each second use of one takes the other."""
+    """A function of torch under ``TwoOrders``, attention in its parts."""
 
     def called(*values: Any, **named: Any) -> Any:
-        with sdpa_kernel(SDPBackend.MATH), _TwoOrders():
+        with sdpa_kernel(SDPBackend.MATH), TwoOrders():
             return function(*values, **named)
 
     return called
 
 
-class _TwoOrders(TorchDispatchMode):
+class TwoOrders(TorchDispatchMode):
+    """While open, torch's values have twins, summed in reversed order; each second use of one takes the other."""
+
     def __init__(self) -> None:
         super().__init__()
         self._twins, self._uses = WeakIdKeyDictionary(), WeakIdKeyDictionary()
@@ -47,8 +44,9 @@ class _TwoOrders(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default):
             with self:
-                weights = _softmax(*args)
-                return weights.log() if func is aten._log_softmax.default else weights
+                low = args[0] - args[0].amax(args[1], True)
+                total = (weights := low.exp()).sum(args[1], True)
+                return low - total.log() if func is aten._log_softmax.default else weights / total
         pairs = [self._pair(arg) for arg in args]
         if func._schema.is_mutable and isinstance(args[0], torch.Tensor):  # it and its twin are written to
             pairs[0] = args[0], self._twins.get(args[0], args[0]).clone()
