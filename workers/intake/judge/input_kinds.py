@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.fitness.elements import turned_one_way
+from tilewright.fitness.elements import ROUNDED, turned_one_way
 from tilewright.fitness.gates import agreement
 from tilewright.workers.intake.calls.call_text import GIVEN
-from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
+from tilewright.workers.intake.calls.dtypes import is_float, is_narrow
 from tilewright.workers.intake.child_program import show_step
 from tilewright.workers.intake.judge.ahead import Ahead
 from tilewright.workers.intake.judge.bounds import Bar, Reading, bar_of_text, divisor_apart, read, wrong
@@ -59,16 +59,15 @@ EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
 
 SEVERAL_DRAWS = dict.fromkeys((*SPECIAL, PADDED, SIGNED, ALIKE, "lone"), 8)
-"""Draws that the kernel runs of what is no number, padded, or has one huge operand: all forms and operands in turn."""
+"""Draws that the kernel runs of kinds that have several forms, or are about one operand: all of them in turn."""
 
 SEED = 17
 
 AT_ONCE = 8
 """Draws that are answered before the next are looked at."""
 
-NEAR_DRAWS, NEAR_DB, LAST_PLACE = 16, 3.0, 2.0**-23
-"""Draws whose answers are compared with those that float32 may as well give, how many dB these may lower a bar by, and
-a last place."""
+STEADY_DRAWS, RARE, LAST_PLACE = 12, 16.0, 2.0**-23
+"""Draws in which inputs are changed by so much; a largest change of answers so many times the median is a rare one."""
 
 LARGEST = 3e38
 """Largest answer to inputs at the edge of a type."""
@@ -143,7 +142,6 @@ class InputKinds:
     ) -> None:  # fmt: skip
         show_step("trying inputs")
         self._shapes, self._run_all, self._effort = shapes, run_all, effort
-        self._in_two_orders = getattr(answers, "in_two_orders", lambda given: None)
         self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
             answers, "to_all", lambda every: [answers(given) for given in every]
         )
@@ -272,62 +270,53 @@ class InputKinds:
         """Add a kind, unless reference or kernel fails on it, or the dtypes do not explain the kernel's errors."""
         if self._late:
             return False
-        found, others, near = self._tried(kind, spread)
+        found, others, steady = self._tried(kind, spread)
         if found is None:
             return False
         before = self._bars(self._pairs) if kind not in SET_APART and kind != "repeated" else []
         self._pairs[kind] = found
         unexplained = spread > self._effort.blamed_spread or kind == "far"
         self._pairs[kind] += others or []
-        fits = others is not None and (
-            kind not in SET_APART or not unexplained or None not in self._bars((kind,))
-        )
+        fits = steady and (kind not in SET_APART or not unexplained or None not in self._bars((kind,)))
         fits = fits and (not before or self._bars(self._pairs) == before)
-        if fits and near:  # none is held to more than these are
-            own, held = self._pairs[kind], self._bars(self._pairs)
-            self._pairs[kind] = [*own, *near]
-            pairs = zip(self._bars(self._pairs), held, strict=True)
-            fits = all(b is not None and (h is None or b.min_db >= h.min_db - NEAR_DB) for b, h in pairs)
-            self._pairs[kind] = own
         if not fits:
             del self._pairs[kind]
         elif kind in SET_APART:
             self.spread = spread
         return fits
 
-    def _near(self, kind: str, spread: int) -> list[Pair]:
-        """Answers that float32 may as well give: sums in another order (``two_orders``), else inputs off by its last
-        place. Where an attention's best keys are nearly as good, that decides between them: then what the kernel is off
-        by in some draws does not say what a kernel that computes the same is off by in others."""
-        found = []
-        for seed in range(NEAR_DRAWS if self._effort.draws >= EDGE_DRAWS else 0):
-            dims = (self._probe, self._ordered[0].dims)[seed % 2]
-            given = {n: as_float64(a) for n, a in inputs_of(self.operands, dims, kind, spread, seed).items()}
+    def _steady(self, kind: str, spread: int) -> bool:
+        """Whether what float32 does not hold of inputs changes answers by little, or alike in every draw. Where an
+        attention's best keys are nearly as good, their last place decides between them: then what the kernel is off by
+        in some draws does not say what a kernel that computes the same is off by in others."""
+        changes: list[float] = []
+        for seed in range(STEADY_DRAWS if self._effort.draws >= STEADY_DRAWS else 0):
+            given = {
+                n: as_float64(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()
+            }
             rng, floats = np.random.default_rng(seed), {n: a for n, a in given.items() if a.dtype.kind == "f"}
             near = {n: a * (1 + LAST_PLACE * rng.standard_normal(a.shape)) for n, a in floats.items()}
             try:
-                answers, *others = self._answers_to([given, {**given, **near}])
+                answers = zip(*self._answers_to([given, {**given, **near}]), strict=True)
             except Exception:  # noqa: BLE001 - a reference that does not take float64
-                return []
-            seen = self._in_two_orders(given) or others[0]
-            with np.errstate(all="ignore"):
-                outputs = [a.astype(numpy_dtype(name)) for a, name in zip(seen, self._dtypes, strict=False)]
-            found.append(Pair(outputs, answers))
-        return found
+                return True
+            changes.append(max([0.0, *(read(b, a).needed for a, b in answers if a.dtype.kind == "f")]))
+        most = max(changes, default=0.0)
+        return not (most > ROUNDED and most > RARE * float(np.median(changes)))
 
     def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
         return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
 
     def _outcomes_and_others(
         self, kind: str, spread: int
-    ) -> tuple[list[Pair] | None, list[Pair] | None, list[Pair]]:
-        """The kernel's outputs and the answers at every checked shape, ``_others`` of kinds that have any, and
-        ``_near``."""
+    ) -> tuple[list[Pair] | None, list[Pair] | None, bool]:
+        """The kernel's outputs and the answers at every checked shape, ``_others`` of kinds that have any, and whether
+        all are borne and ``_steady``."""
         every = [(shape.dims, SEED) for shape in self._ordered]
         found = self._bears(self.operands, every, kind, spread, math.inf, range(len(every)))
         others = [] if found and kind in ("repeated", GIVEN) else found and self._others(kind, spread + 1)
-        near = kind != GIVEN and others is not None and family(kind) not in SPECIAL
-        return found, others, self._near(kind, spread + 1) if near else []
+        steady = others is not None and (kind not in SET_APART or self._steady(kind, spread + 1))
+        return found, others, steady
 
     def _others(self, kind: str, spread: int) -> list[Pair] | None:
         """Further draws, None where reference or kernel does not bear them: some overflow. The more draws, the nearer

@@ -78,7 +78,7 @@ SPECIAL: Mapping[str, Sequence[float]] = {"infinite": (np.inf, -np.inf), "nan": 
 SURE = 64.0
 """What is no number, in one operand, meets others that are so much larger: a softmax gives most of them no weight."""
 
-SIGNED, SIGNED_NEAR, USUAL, ALIKE, PADDED, TIES = "signed", "signed-near", "usual", "alike", "padded", "ties"
+SIGNED, USUAL, ALIKE, PADDED, TIES = "signed", "usual", "alike", "padded", "ties"
 
 LARGEST_CODES = (127.0, 448.0)
 """Largest codes of int8 and e4m3: rows whose largest value is one of them times 2^n have exact scales."""
@@ -86,7 +86,7 @@ LARGEST_CODES = (127.0, 448.0)
 ROWS: Mapping[str, Sequence[str]] = {
     **{kind: (kind,) for kind in SPECIAL},
     "infinite": ("infinite-rows", "infinite"),
-    SIGNED: ("signed-rows", SIGNED, SIGNED_NEAR),
+    SIGNED: ("signed-rows", SIGNED),
     PADDED: ("padded-left", PADDED),
 }
 """Kinds that are tried with rows of one value each first, of minus infinity and of any value, or padded on the left."""
@@ -124,8 +124,7 @@ def draws(
     ``shifted``: with some farther from zero; ``usual``: the same with what calls hold and no draw does, see
     ``_usual``; ``alike``: equal or opposite operands, or twice another; ``padded``: see ``_padded``; ``ties``: see
     ``_ties``; ``faint``, ``huge``, ``lone``, ``infinite``, ``nan``: see above; ``signed``: each of one sign, far from
-    zero, ``signed-near``: nearer; ``-rows``, ``-near``: rows of one value, too; ``given``: the caller's own, as
-    integers always are. Others are
+    zero; ``-rows``: rows of one value, too; ``given``: the caller's own, as integers always are. Others are
     as the call bounds them (``bound_of``); offsets of the same total, as of queries and keys, are the same. Raises
     LookupError for an operand that has the caller's own values alone, elsewhere. ``turn``: where a kind has several
     forms, or is about one operand, draws of turns in a row have all of them: a few draws by chance miss one."""
@@ -170,8 +169,7 @@ def draws(
                 low = rng.random((*values.shape[:-1], 1)) < 1 / 4
                 values[...] = np.where(low, -np.abs(values), values)
         elif family(kind) == SIGNED:
-            far = ONE_SIDE / 4 if kind == SIGNED_NEAR else ONE_SIDE
-            values[...] = (np.abs(values) + far) * rng.choice((-1.0, 1.0))
+            values[...] = (np.abs(values) + ONE_SIDE) * rng.choice((-1.0, 1.0))
             if kind != SIGNED and values.ndim > 1:
                 rows = values.reshape(-1, values.shape[-1])
                 rows[::3] = rows[::3, :1]

@@ -43,14 +43,6 @@ class Oracle:
         why = errors[0] if errors else "it returns no tensor"
         raise Refusal(f"the reference cannot be called with these arguments: {why}")
 
-    def in_two_orders(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
-        """The results in float32 as ``TwoOrders`` computes them; None where torch does not compute them so."""
-        with contextlib.suppress(Exception):  # the reference may not take float32, or not be torch's
-            from tilewright.workers.intake.judge.two_orders import called_twice
-
-            return run_reference(called_twice(self.function), self.call, inputs, "float32")
-        return None
-
 
 @dataclass
 class OwnAnswers:
