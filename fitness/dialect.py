@@ -7,8 +7,6 @@ later. So it cannot open a file, look at its caller, keep state between calls, o
 ``fitness.dialect_names``. It is the first wall and not the last: see ``docs/security.md``.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import symtable
@@ -160,7 +158,7 @@ def _entry(tree: ast.Module, entry: str) -> Iterator[Violation]:
 class _Checker:
     """Walks one module. ``_aliases`` maps a name to the dotted path it was imported as."""
 
-    def __init__(self, tree: ast.Module, held: Scopes, *, products: bool) -> None:
+    def __init__(self, tree: ast.Module, held: "Scopes", *, products: bool) -> None:
         self._tree = tree
         self._held = held
         self._products = products

@@ -1,7 +1,5 @@
 """Findings of the cascade for one genome: verdict, figures, diagnosis. Plain, typed data."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any
 
@@ -175,7 +173,7 @@ class Evaluation(BaseModel):
         """Version of the time model behind the fitness; None if it is not modelled."""
         return self.workloads[0].model_version if self.workloads else None
 
-    def even_with(self, other: Evaluation) -> bool:
+    def even_with(self, other: "Evaluation") -> bool:
         """Whether two modelled fitnesses differ by less than the model's own error."""
         if (
             self.fitness is None
@@ -200,7 +198,7 @@ class Evaluation(BaseModel):
         return self.projected if self.fitness is None else self.fitness
 
     @model_validator(mode="after")
-    def _fitness_only_when_ok(self) -> Evaluation:
+    def _fitness_only_when_ok(self) -> "Evaluation":
         if (self.verdict is Verdict.OK) != (self.fitness is not None):
             raise ValueError("an evaluation has a fitness exactly when its verdict is ok")
         if self.verdict is not Verdict.OK and not self.reason:

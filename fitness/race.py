@@ -5,8 +5,6 @@ candidate's first
 figures are held against them. What is stopped has no fitness: it was never measured on the whole suite.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -62,7 +60,7 @@ class Race:
 
     def outpaced(
         self, rung: Rung, figures: Sequence[WorkloadFigures], descriptors: Mapping[str, str]
-    ) -> Outpaced | None:
+    ) -> "Outpaced | None":
         """Why a candidate with these figures is no contender; None while it may be one.
 
         It may be one if it may become the elite of its cell, or is among the fastest on a workload.
@@ -84,7 +82,7 @@ class Race:
         return asdict(self)
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Race:
+    def from_data(cls, data: Mapping[str, Any]) -> "Race":
         """What ``data`` gave."""
         rungs = tuple(Rung(tuple(r["workloads"]), r["offset"], r["half_width"]) for r in data["rungs"])
         cells = tuple((cell, fitness) for cell, fitness in data["cells"])

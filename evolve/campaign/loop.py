@@ -7,8 +7,6 @@ they come, so that one slow evaluation holds nobody up; the journal keeps the or
 campaign replays it. In both, at most ``lag`` proposals are in flight.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -126,7 +124,7 @@ class Campaign:
     archive: Archive
     evaluator: Evaluator
     record: Record
-    on_progress: Callable[[Campaign], None] = lambda campaign: None
+    on_progress: "Callable[[Campaign], None]" = lambda campaign: None
     racer: Racing | None = None
     """Stops candidates that fall behind; without a racer every candidate is measured on the whole suite."""
 

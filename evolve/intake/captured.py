@@ -1,7 +1,5 @@
 """Real calls of a module's functions, noted while a program runs."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools
@@ -63,7 +61,7 @@ class Captured:
             raise UserError(f"capture: no function of {self._names} launched a kernel.")
         return sorted(self.functions.values(), key=lambda found: -found.seconds)
 
-    def __enter__(self) -> Captured:
+    def __enter__(self) -> "Captured":
         from triton.runtime.interpreter import InterpretedFunction
         from triton.runtime.jit import JITFunction
 
@@ -118,7 +116,7 @@ class Captured:
 
         return noting
 
-    def _watched(self, kind: _Kind, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, kind: "_Kind", name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         from tilewright.workers.intake.calls.call_values import call_text
         from tilewright.workers.intake.calls.kept_values import values_of
 

@@ -6,8 +6,6 @@ started, what each wait waits for, and how many cycles the core worked in betwee
 ``fitness.tpu.memory`` runs that again with one memory that all copies share.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections import defaultdict, deque
@@ -68,7 +66,7 @@ class Events:
     ready: np.ndarray
 
     @classmethod
-    def idle(cls, cycles: int) -> Events:
+    def idle(cls, cycles: int) -> "Events":
         """An operation without copies."""
         none = np.zeros(0, np.int64)
         return cls(np.array([cycles], np.int64), none, none, none)

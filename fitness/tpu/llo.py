@@ -7,8 +7,6 @@ Three kinds of file, all written by libtpu 0.0.51 under the flags of ``workers.t
 * ``*original.txt``: the low-level program before scheduling, with its memory allocations.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -55,7 +53,7 @@ class ExecutedWork:
     fills: int = 0
     bundles: int = 0
 
-    def __add__(self, other: ExecutedWork) -> ExecutedWork:
+    def __add__(self, other: "ExecutedWork") -> "ExecutedWork":
         return ExecutedWork(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
     @property

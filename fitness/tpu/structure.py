@@ -4,8 +4,6 @@ The simulator counts an HLO loop's body once, assumes one outcome of a branch on
 cannot bound, and costs nothing for what is folded away. Modules with any of these have no trustworthy time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +38,7 @@ class ModuleFacts:
     kernels: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> ModuleFacts:
+    def from_data(cls, data: Mapping[str, Any]) -> "ModuleFacts":
         """From a ``facts`` frame. Raises KeyError when a key is missing."""
         return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 

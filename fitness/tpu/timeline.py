@@ -5,8 +5,6 @@ issue in order and at most one a cycle, which places the rest between them. Inst
 the order in which they issue.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -43,7 +41,7 @@ _MXU = re.compile(rb"mxu([0-9])")
 
 
 def read_diagnosis(
-    bundles: bytes, path: CriticalPath, cycles: int, chip: Chip, *, opcodes: Sequence[bytes] | None = None
+    bundles: bytes, path: "CriticalPath", cycles: int, chip: Chip, *, opcodes: Sequence[bytes] | None = None
 ) -> dict[str, Any]:
     """``overlap`` and ``critical_path`` of one operation.
 
@@ -113,7 +111,7 @@ class _Run:
     issued: np.ndarray
 
     @classmethod
-    def read(cls, text: bytes, opcodes: Sequence[bytes], path: CriticalPath, cycles: int) -> _Run:
+    def read(cls, text: bytes, opcodes: Sequence[bytes], path: CriticalPath, cycles: int) -> "_Run":
         firsts = first_instructions(text)
         last = _last_instruction(text)
         if not len(firsts) or np.any(np.diff(firsts) <= 0) or last != len(opcodes) - 1:

@@ -10,8 +10,6 @@ State dicts are those of the modules replaced. Work with torch.compile, activati
 (``torch_parallel`` tells DTensor how the ops shard) and torch.autocast.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -65,7 +63,7 @@ class Linear(nn.Linear):
     only_faster: bool = True
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, only_faster: bool = True) -> Linear:
+    def from_linear(cls, linear: nn.Linear, only_faster: bool = True) -> "Linear":
         """A module with the same parameters (shared, not copied), device, dtype and mode."""
         with torch.device("meta"):
             made = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)

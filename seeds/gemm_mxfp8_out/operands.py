@@ -8,8 +8,6 @@ significand of 13 places. Kernels promote to float32 every 128 columns of K. Oth
 2511.10909.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -155,17 +153,17 @@ class Sums:
     coarse: np.ndarray
 
     @staticmethod
-    def of(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.ndarray) -> Sums:
+    def of(a_q: np.ndarray, a_s: np.ndarray, b_q: np.ndarray, b_s: np.ndarray) -> "Sums":
         """Of e4m3 [M, K] and [N, K] under [K/128, M] and [K/128, N] scales."""
         exact = dequantise_rows(a_q, a_s) @ dequantise_rows(b_q, b_s).T
         return Sums(exact, hopper_product(a_q, a_s, b_q, b_s))
 
     @staticmethod
-    def empty(*shape: int) -> Sums:
+    def empty(*shape: int) -> "Sums":
         """Zeros, to be filled."""
         return Sums(np.zeros(shape), np.zeros(shape, np.float32))
 
-    def __setitem__(self, where: Any, found: Sums) -> None:
+    def __setitem__(self, where: Any, found: "Sums") -> None:
         self.exact[where], self.coarse[where] = found.exact, found.coarse
 
     def references(self, counted: np.ndarray | None = None) -> dict[str, Arrays]:

@@ -1,7 +1,5 @@
 """The base of all cascades: makes a request of a candidate, and an evaluation of what its stages find."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -133,7 +131,7 @@ class Cascade:
         raise NotImplementedError
 
     def _evaluation(
-        self, genome: str, stage: Stage, failure: Failure | None, found: Findings, spent: _Spending
+        self, genome: str, stage: Stage, failure: Failure | None, found: Findings, spent: "_Spending"
     ) -> Evaluation:
         fitness, interval, descriptors = self._worth(found) if failure is None else (None, None, {})
         logs = [failure.log, *found.logs] if failure else []

@@ -10,8 +10,6 @@ shape lies outside of what the operator's kernels are for, and is left out. So i
 wrong with other parameters, where only verified shapes are served: its blocks may not divide it.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -126,7 +124,9 @@ def drawn_dims(name: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in parts}
 
 
-def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Random) -> dict[str, int] | None:
+def _beyond(
+    shapes: Sequence[Mapping[str, int]], legal: "_Legal", rng: random.Random
+) -> dict[str, int] | None:
     """The largest listed shape that is small, with each size up to twice as large, as far as the lot allows for it."""
     names = rng.sample(list(shapes[0]), len(shapes[0]))
     small = [shape for shape in shapes if legal.small(shape)]
@@ -140,7 +140,7 @@ def _beyond(shapes: Sequence[Mapping[str, int]], legal: _Legal, rng: random.Rand
 
 
 def _corner(
-    shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
+    shapes: Sequence[Mapping[str, int]], turn: str, legal: "_Legal", rng: random.Random
 ) -> dict[str, int] | None:
     """A shape that is long in dimension ``turn`` and short in all others; None where none is legal and small enough."""
     dims = dict(rng.choice(shapes))
@@ -161,7 +161,7 @@ def _ends(listed: Sequence[int], rng: random.Random, most: int = 0) -> tuple[int
 
 
 def _drawn(
-    shapes: Sequence[Mapping[str, int]], turn: str, legal: _Legal, rng: random.Random
+    shapes: Sequence[Mapping[str, int]], turn: str, legal: "_Legal", rng: random.Random
 ) -> dict[str, int] | None:
     """A shape with a drawn size of dimension ``turn``; None where none was legal and small enough."""
     base = rng.choice([shape for shape in shapes if legal.small(shape)] or shapes)
@@ -178,7 +178,7 @@ def _drawn(
 
 
 def _named(
-    shapes: Sequence[Mapping[str, int]], wanted: Wanted, legal: _Legal, rng: random.Random
+    shapes: Sequence[Mapping[str, int]], wanted: Wanted, legal: "_Legal", rng: random.Random
 ) -> dict[str, int] | None:
     """A legal shape with the last of the ``wanted`` sizes that has one; these and later ones are popped."""
     base = rng.choice(shapes)
@@ -193,7 +193,7 @@ def _named(
 
 
 def _shrunk(
-    dims: dict[str, int], names: Sequence[str], legal: _Legal, rng: random.Random
+    dims: dict[str, int], names: Sequence[str], legal: "_Legal", rng: random.Random
 ) -> dict[str, int] | None:
     """The shape with these dimensions made smaller until the lot allows it; None where it never does."""
     left = list(names)
@@ -207,7 +207,7 @@ def _shrunk(
     return dims if legal.small(dims) else None
 
 
-def _with(dims: Mapping[str, int], name: str, size: int, legal: _Legal) -> dict[str, int] | None:
+def _with(dims: Mapping[str, int], name: str, size: int, legal: "_Legal") -> dict[str, int] | None:
     """The shape with this size of one dimension, rounded up to a legal one; None where none is."""
     return next(filter(legal, ({**dims, name: -(-size // unit) * unit} for unit in UNITS)), None)
 

@@ -1,7 +1,5 @@
 """Talking to an OpenAI-compatible endpoint: every exchange is paid for once, stored, and replayable."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -63,7 +61,7 @@ class Exchange:
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
-    def from_json(text: str) -> Exchange:
+    def from_json(text: str) -> "Exchange":
         data = json.loads(text)
         return Exchange(**{**data, "messages": tuple(data["messages"])})
 
@@ -113,7 +111,7 @@ class ChatClient:
     model: str
     budget: TokenBudget
     max_completion_tokens: int = 8192
-    endpoint: Endpoint | None = None
+    endpoint: "Endpoint | None" = None
     warn: Callable[[str], None] = log.warning
     """Told the first failure, and each answer that cannot be used."""
 

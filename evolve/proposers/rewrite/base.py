@@ -5,8 +5,6 @@ source. Rules match by structure and data flow, never by the names a kernel happ
 construct that a rule cannot follow raises ``Unsupported`` with the construct's name; the proposer logs it.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -58,11 +56,11 @@ class Rule(Protocol):
     why: str
     language: Language
 
-    def sites(self, kernel: KernelSource) -> Sequence[Site]:
+    def sites(self, kernel: "KernelSource") -> Sequence[Site]:
         """Where the rule applies; empty when it does not. Raises Unsupported naming what it cannot follow."""
         ...
 
-    def apply(self, kernel: KernelSource, site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
+    def apply(self, kernel: "KernelSource", site: Site, rng: np.random.Generator) -> RewrittenKernel | None:
         """The kernel rewritten at ``site``; None when a closer look shows that it cannot be."""
         ...
 

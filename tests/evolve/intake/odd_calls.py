@@ -274,14 +274,14 @@ class Lonely(torch.autograd.Function):
 
 
 CALLS = {
-    "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 30]", "into": "f32[24, 30], f32[24, 30]",
+    "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 10]", "into": "f32[24, 10], f32[24, 10]",
     "launch": "f32[9, 30], f32[9, 60]",
-    "described": "f32[24, 30], f32[8]", "turned": "f32[24, 30]", "summed": "[f32[12], f32[12, 3]]",
-    "held": "f32[24, 30], odd_calls.Factor(2.0)",
-    "signed": "f32[24, 30]", "careful": "f32[24, 30]",
-    "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 30]",
-    "Product.apply": "f32[24, 30], f32[24, 30]", "Twisted.apply": "f32[24, 30], f32[24]", "Lonely.apply": "f32[24, 30]",
-    "Overwriting.apply": "f32[24, 30]", "Reusing.apply": "f32[24, 30]", "Consuming.apply": "f32[24, 30]",
+    "described": "f32[24, 10], f32[8]", "turned": "f32[24, 10]", "summed": "[f32[12], f32[12, 3]]",
+    "held": "f32[24, 10], odd_calls.Factor(2.0)",
+    "signed": "f32[24, 10]", "careful": "f32[24, 10]",
+    "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 10]",
+    "Product.apply": "f32[24, 10], f32[24, 10]", "Twisted.apply": "f32[24, 10], f32[24]", "Lonely.apply": "f32[24, 10]",
+    "Overwriting.apply": "f32[24, 10]", "Reusing.apply": "f32[24, 10]", "Consuming.apply": "f32[24, 10]",
 }  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """A function around kernels in CUDA C++ with its calls: Python over ``load_inline``, or host code of a ``.cu`` file."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy
@@ -40,7 +38,7 @@ _BOUND = re.compile(r'\.def\(\s*"(\w+)"\s*,\s*&?\s*(?:\w+::)*(\w+)')
 class Extension:
     """What ``load_inline`` returns: the host functions of a source, followed when they are called."""
 
-    def __init__(self, source: str, numbers: Numbers, used: list[Extension], fast: bool) -> None:
+    def __init__(self, source: str, numbers: Numbers, used: "list[Extension]", fast: bool) -> None:
         self.source, self._numbers, self._used, self.fast = source, numbers, used, fast
 
     @functools.cached_property

@@ -3,8 +3,6 @@
 Nothing rests on it: a text that traces to anything else than the function is not used.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools
@@ -94,7 +92,7 @@ class FollowedText:
         """See ``Original``."""
         return f"{self.head}\n{declared}\n{self.body}"
 
-    def settled(self, texts: Mapping[str, str]) -> FollowedText:
+    def settled(self, texts: Mapping[str, str]) -> "FollowedText":
         """See ``Original``."""
         return replace(self, body=with_params(self.body, texts))
 

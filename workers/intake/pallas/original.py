@@ -6,8 +6,6 @@ the files with the sizes of one candidate, calls the function on shapes, and han
 installed are placeholders, and the target's TPU is the device. That jaxpr is the candidate, and is judged as any is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -56,7 +54,7 @@ class Original:
     sites: Mapping[str, tuple[Site, ...]]
 
     @classmethod
-    def of_source(cls, source: str) -> Original:
+    def of_source(cls, source: str) -> "Original":
         """Raises ValueError for a source that is no such module."""
         data = data_of(source)
         if data is None:
@@ -81,7 +79,7 @@ class Original:
         module, _ = load(root / self.path, self.function, traced=False, root=root)
         return function_in(module, self.function, Path(self.path).name)
 
-    def settled(self, texts: Mapping[str, str]) -> Original:
+    def settled(self, texts: Mapping[str, str]) -> "Original":
         """With some parameters replaced by these texts: another parameter, or the value that the files have."""
         sites = {name: places for name, places in self.sites.items() if name not in texts}
         for name, text in texts.items():

@@ -5,7 +5,6 @@ placeholder that says why once it is used; what merely does something (a benchma
 files of the same package are imported in the same way.
 """
 
-from __future__ import annotations
 import __future__
 
 import ast
@@ -53,10 +52,10 @@ class MissingName:
             return args[0]  # a decorator that is not here decorates nothing
         raise ModuleNotFoundError(self.why)
 
-    def __getitem__(self, item: Any) -> MissingName:
+    def __getitem__(self, item: Any) -> "MissingName":
         return self  # of an annotation
 
-    def __or__(self, other: Any) -> MissingName:
+    def __or__(self, other: Any) -> "MissingName":
         return self
 
     __ror__ = __or__

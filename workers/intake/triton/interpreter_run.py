@@ -1,7 +1,5 @@
 """Runs of a kernel module in Triton's interpreter, in forked processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -96,7 +94,7 @@ class Interpreter:
                 self._idle.append(process)
         return found
 
-    def _started(self, share: Sequence[Given]) -> _Process:
+    def _started(self, share: Sequence[Given]) -> "_Process":
         if self._owner != os.getpid():  # forked: the processes are the other one's
             self._idle, self._owner = [], os.getpid()
         process = self._idle.pop() if self._idle else _Process(self._module)

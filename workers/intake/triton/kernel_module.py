@@ -1,7 +1,5 @@
 """The kernel module that a recording becomes, with the parameters of the search that were found in it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict
@@ -30,7 +28,7 @@ class WrapperText:
     returned: str
     writes: Mapping[str, int]
     exact: bool
-    pair: PairText | None = None
+    pair: "PairText | None" = None
     asks_gradients: bool = False
 
 

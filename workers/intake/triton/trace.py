@@ -1,7 +1,5 @@
 """What one call of a wrapper did, as data: its tensors, its launches, and where in the user's files."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types
@@ -30,7 +28,7 @@ class Var:
     tensor: torch.Tensor
     kind: str  # input, fresh, zeros, view, foreign
     text: str | None = None
-    base: Var | None = None
+    base: "Var | None" = None
     line: int = 0
     foreign: str = ""
 

@@ -1,7 +1,5 @@
 """Tensors of an emulated program: behind pointers, and behind the maps that bulk copies go by."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,16 +61,16 @@ class Pointer:
     def dtype(self) -> Any:
         return tl.pointer_type(self.memory.dtype)
 
-    def __add__(self, other: Any) -> Pointer:
+    def __add__(self, other: Any) -> "Pointer":
         offset = lift(other)
         return Pointer(self.memory, self.at + offset.data.astype(np.int64), self.layout or offset.layout)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Pointer:
+    def __sub__(self, other: Any) -> "Pointer":
         return self + (-lift(other))
 
-    def __getitem__(self, where: Any) -> Pointer:
+    def __getitem__(self, where: Any) -> "Pointer":
         return Pointer(self.memory, self.at[where])
 
     def load(self, mask: Any, other: Any) -> Tensor:

@@ -1,7 +1,5 @@
 """Shared memory of an emulated program with its accesses, the barriers that order them, copies and products."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,7 +99,9 @@ class Shared:
         self.whole, self.data, self.written, self.box = whole, data, written, box
 
     @classmethod
-    def allocate(cls, machine: Machine, dtype: Any, shape: Sequence[Any], layout: Any, value: Any) -> Shared:
+    def allocate(
+        cls, machine: Machine, dtype: Any, shape: Sequence[Any], layout: Any, value: Any
+    ) -> "Shared":
         made = Allocation(machine, dtype, [int(n) for n in shape], layout)
         view = cls(made, made.data, made.written, tuple((0, n) for n in made.data.shape))
         if value is not None:
@@ -129,7 +129,7 @@ class Shared:
         about = {"shape": self.shape, "layout": self.layout, "element_ty": self.dtype}
         return type("shared", (), about)
 
-    def index(self, index: Any) -> Shared:
+    def index(self, index: Any) -> "Shared":
         number = int(index)
         if not 0 <= number < self.data.shape[0]:
             raise StrayAccess(f"stage {number} of a ring of {self.data.shape[0]}")
@@ -138,7 +138,7 @@ class Shared:
         box = (*self.box[:dim], (start, start + 1), *self.box[dim + 1 :])
         return Shared(self.whole, self.data[number], self.written[number], box)
 
-    def slice(self, start: Any, length: Any, dim: Any = 0) -> Shared:
+    def slice(self, start: Any, length: Any, dim: Any = 0) -> "Shared":
         first, size, axis = int(start), int(length), int(dim)
         if first < 0 or first + size > self.data.shape[axis]:
             raise StrayAccess(
@@ -150,11 +150,11 @@ class Shared:
         box = (*self.box[:own], (low, low + size), *self.box[own + 1 :])
         return Shared(self.whole, self.data[where], self.written[where], box)
 
-    def permute(self, order: Any) -> Shared:
+    def permute(self, order: Any) -> "Shared":
         turned = tuple(int(n) for n in order)
         return Shared(self.whole, self.data.transpose(turned), self.written.transpose(turned), self.box)
 
-    def reshape(self, shape: Any) -> Shared:
+    def reshape(self, shape: Any) -> "Shared":
         sizes = [int(n) for n in shape]
         return Shared(self.whole, self.data.reshape(sizes), self.written.reshape(sizes), self.box)
 

@@ -30,12 +30,14 @@ class StrayAccess(EmulationError):
     """A pointer outside of the tensor it was made from."""
 
 
+_SAME_NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 NUMPY: dict[Any, type] = {
-    tl.int1: np.bool_, tl.int8: np.int8, tl.int16: np.int16, tl.int32: np.int32, tl.int64: np.int64,
-    tl.uint8: np.uint8, tl.uint16: np.uint16, tl.uint32: np.uint32, tl.uint64: np.uint64, tl.float16: np.float16,
-    tl.bfloat16: ml_dtypes.bfloat16, tl.float32: np.float32, tl.float64: np.float64,
-    tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
-}  # fmt: skip
+    tl.int1: np.bool_,
+    tl.bfloat16: ml_dtypes.bfloat16,
+    tl.float8e4nv: ml_dtypes.float8_e4m3fn,
+    tl.float8e5: ml_dtypes.float8_e5m2,
+    **{getattr(tl, name): getattr(np, name) for name in _SAME_NAMES.split()},
+}
 """Types of the language to those of the arrays that hold them."""
 
 NARROW = (tl.float8e4nv, tl.float8e5)

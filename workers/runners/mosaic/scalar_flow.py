@@ -6,8 +6,6 @@ The matrix units' instruction counts do not tell: a product over K = 128 fills h
 the same instructions as one over 256. The shapes of ``tpu.matmul`` do, times how often each one is reached.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -69,7 +67,7 @@ class _Node:
     operands: tuple[int, ...] = ()
     function: Callable[..., int] | None = None
     value: int = 0
-    programs: tuple[list[_Node], ...] = ()
+    programs: "tuple[list[_Node], ...]" = ()
     arguments: tuple[int, ...] = ()
     yields: tuple[tuple[int, ...], ...] = ()
 
@@ -127,7 +125,7 @@ _VIEWS = ("tpu.memref_slice", "tpu.memref_squeeze")
 
 
 def _followed(
-    function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray], numbers: _Numbers, run: _Run
+    function: Any, grid: Sequence[int], tables: Mapping[Any, np.ndarray], numbers: "_Numbers", run: _Run
 ) -> int:
     block = function.operation.regions[0].blocks[0]
     numbers.tables.update(numbers[argument] for argument in tables)

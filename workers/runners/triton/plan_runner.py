@@ -10,8 +10,6 @@ anew, L2 is flushed by a write to all of the flushing buffer, shared memory is o
 memory of torch's allocator is given back to the driver, and a write to operands is found by their checksums.
 """
 
-from __future__ import annotations
-
 import ctypes
 import secrets
 from collections import OrderedDict
@@ -90,7 +88,7 @@ class Runner(TorchDevice):
         self.hello = {**versions, "device": name, "identity": str(properties.uuid)}
         self._start("cuda", GpuClock(int(config["flush_bytes"])), Device())
 
-    def _start(self, device: str, clock: Clock, gpu: Device) -> None:
+    def _start(self, device: str, clock: Clock, gpu: "Device") -> None:
         super().__init__(device, clock)
         self._gpu = gpu
         self._arena = Arena(device)

@@ -9,8 +9,6 @@ It is called twice, on tensors at other addresses, and must do the same both tim
 and parameters alone, and one plan speaks for every later call.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,7 +54,7 @@ class _Utilities:
 
     fill_tma_descriptor = fill_tma_descriptor_tiled = staticmethod(_Described)
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: "Recorder") -> None:
         self._recorder = recorder
 
     def get_device_properties(self, device: int) -> dict[str, int]:
@@ -72,7 +70,7 @@ class _Utilities:
 class _Launcher:
     """Of a compiled kernel: writes its launches down."""
 
-    recorder: Recorder
+    recorder: "Recorder"
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self._signature = list(source.signature.values())
@@ -88,7 +86,7 @@ class _Launcher:
 class RecordingDriver(TargetDriver):
     """One whose launches are written down. ``capability``: 90 for 9.0."""
 
-    def __init__(self, capability: int, recorder: Recorder) -> None:
+    def __init__(self, capability: int, recorder: "Recorder") -> None:
         super().__init__(GPUTarget("cuda", capability, 32))
         self.utils = _Utilities(recorder)
         self.launcher_cls = type("Launcher", (_Launcher,), {"recorder": recorder})

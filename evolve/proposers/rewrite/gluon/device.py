@@ -162,9 +162,10 @@ class DeviceText(EpilogueText):
 
     def _ring(self) -> dict[str, str]:
         """Where the ring carries the rows' numbers: what its functions take, what is copied and made."""
-        keys = "desc fixed bytes copy stages used entry layout made argument last"
+        names = "desc fixed bytes copy stages used entry layout made argument last"
+        keys = names.split()
         if self.numbers is None:
-            return {f"ring_{key}": "" for key in keys.split()}
+            return {f"ring_{key}": "" for key in keys}
         stages, rows = self.names["s_stages"], self.product.rows
         row = f"{self.product.row_tile} * {rows}"
         place = self._carrier({}).expression(f"{self.numbers.offset} + {row}")

@@ -5,8 +5,6 @@ a tile, the difference of its sides therefore lies between two values that are k
 what the whole tile has in common is decided without looking at it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -34,7 +32,7 @@ class Linear:
     positions: list[tuple[int, str]] = field(default_factory=list)
     offsets: list[tuple[int, str]] = field(default_factory=list)
 
-    def minus(self, other: Linear) -> Linear:
+    def minus(self, other: "Linear") -> "Linear":
         return Linear(
             self.positions + [(-sign, extent) for sign, extent in other.positions],
             self.offsets + [(-sign, text) for sign, text in other.offsets],
