@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 60.0
+COMPILE_SECONDS = 30.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
