@@ -68,7 +68,7 @@ def test_compiled_code_has_eagers_bits(home):
 
 
 def test_an_input_that_is_quantised_once_serves_every_layer_that_reads_it(home):
-    assert child("replaced", home)["equal"] == [True] * 20
+    assert child("replaced", home)["equal"] == [True] * 22
 
 
 def test_modules(home):

@@ -119,7 +119,7 @@ class VerifyStage:
         again = dataclasses.replace(
             request, measured=(), checked=(*shapes.whole, *shapes.sampled),
             large_checks=(*shapes.whole, *shapes.sampled),
-            sampled={w.id: windows(request.operator.outputs(w), rng) for w in shapes.sampled},
+            sampled={w.id: windows(request.operator.outputs(w), rng, 1) for w in shapes.sampled},
             whole_axes=self._left_whole(request), is_known=lambda artefact: None,
         )  # fmt: skip
         before = len(found.gates)

@@ -58,8 +58,8 @@ class Pair:
 EDGE_DRAWS = 8
 """Draws on which the reference must stay finite with an edge: a label that meets minus infinity is rare."""
 
-SEVERAL_DRAWS = dict.fromkeys((*SPECIAL, PADDED, "lone"), 8)
-"""Draws that the kernel runs of what is no number, padded, or has one huge operand: all forms and operands in turn."""
+SEVERAL_DRAWS = dict.fromkeys((*SPECIAL, PADDED, SIGNED, ALIKE, "lone"), 8)
+"""Draws that the kernel runs of kinds that have several forms, or are about one operand: all of them in turn."""
 
 SEED = 17
 

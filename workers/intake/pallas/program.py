@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import re
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +44,6 @@ _FEW = (1, 2, 4, 8, 16, 32)
 
 def answer_to(request: Request) -> Answer:
     """The answer to a request, like that of ``triton.program``."""
-    began = time.monotonic()
     folder = Path(request["folder"])
     path = _own_copy(Path(request["path"]).resolve(), folder)
     chip = load_target(request.get("target") or "tpu7x").chip
@@ -110,7 +108,6 @@ def answer_to(request: Request) -> Answer:
     }  # fmt: skip
     answer.update(judge(request, chip, followed, operands, calls, knobs, places))
     answer["notes"] = [*([note] if note else []), *answer.pop("judge_notes", ())]
-    answer["seconds"] = time.monotonic() - began
     return answer
 
 
