@@ -102,9 +102,12 @@ def by_ring(
 
 
 def arranged(
-    body: Sequence[Statement], before: Sequence[Statement], operand: Callable[[ast.expr], Operand | None],
-    added: Callable[[Statement, ast.Call], tuple[str, list[Statement], str]], tl: str,
-) -> Step:  # fmt: skip
+    body: Sequence[Statement],
+    before: Sequence[Statement],
+    operand: Callable[[ast.expr], Operand | None],
+    added: Callable[[Statement, ast.Call], tuple[str, list[Statement], str]],
+    tl: str,
+) -> Step:
     """``operand``: the tile that a side of a product is, None where the step makes it; ``added``: the name, statements
     and left operand of a product that is added to a name. Raises Unsupported."""
     tiles: dict[bool, dict[Box, Operand]] = {True: {}, False: {}}
@@ -152,13 +155,13 @@ def arranged(
     others = set[str]().union(*(with_product(s, tl, tl).reads for s in made if id(s) not in own))
     read = others.union(*(names_in(p.left) for p in products if p.sums))
     wide = {
-        n for s in before for n in s.writes
+        n
+        for s in before
+        for n in s.writes
         if calls(s.node, tl, *SHAPED)
         or any(isinstance(x, ast.Subscript) and expanded(x) is not None for x in ast.walk(s.node))
-    }  # fmt: skip
-    texts = [with_product(s, tl, tl).text for s in made if id(s) not in own] + [
-        p.left for p in products if p.sums
-    ]
+    }
+    texts = [with_product(s, tl, tl).text for s in made if id(s) not in own] + [p.left for p in products if p.sums]
     tiles_read = {n for text in texts for n in re.findall(r"\b\w+\b(?!\.dtype)", text)} & names
     if not own or tiles_read or read & {p.sums for p in products}:
         raise Unsupported("sums or loaded tiles that a step reads otherwise")
