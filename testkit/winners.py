@@ -45,6 +45,7 @@ def triton_winner(path, name, call):
         "settings": site.settings,
         "objects": program.objects_of(site.calls),
         "parameters": program.made_parameters(site) if "(" in name else [],
+        "leading": program.leading_names(site.function),
     }
     defaults = {knob.name: knob.default for knob in text.knobs}
     gradients = (wrapper["pair"] or {}).get("given", ())

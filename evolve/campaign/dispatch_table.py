@@ -38,6 +38,7 @@ from tilewright.evolve.space.genome import Genome
 from tilewright.fitness.chips import Chip
 from tilewright.fitness.gpus import Gpu
 from tilewright.fitness.score import matrix_kind, rate, rate_unit, roofline_seconds
+from tilewright.fitness.targets import target_text
 from tilewright.library import dispatch_rule as rule
 from tilewright.seeds.operator import Operator, Workload
 from tilewright.workers.device.comparison import Comparison
@@ -160,16 +161,17 @@ def write(dispatch: Mapping[str, Any], path: Path) -> None:
     partial.replace(path)
 
 
-def lines(dispatch: Mapping[str, Any]) -> list[str]:
-    """The table for a terminal, a line for each workload."""
-    target = f"{dispatch['target']}, {dispatch['target_kind']}"
-    found = [f"dispatch: {len({e['genome'] for e in dispatch['entries']})} genomes ({target})"]
+def lines(dispatch: Mapping[str, Any], numbers: Mapping[str, int]) -> list[str]:
+    """The table for a terminal, a line for each workload; ``numbers``: of candidates by genome."""
+    target = f"{target_text(dispatch['target'])}, {dispatch['target_kind']}"
+    found = [f"dispatch ({target}):"]
     for entry in dispatch["entries"]:
         figure = entry["figure"]
         unit = figure.get("unit", "TFLOP/s")
         speed = figure["rate" if "rate" in figure else "tflops"]
+        number = numbers.get(entry["genome"], entry["genome"])
         found.append(
-            f"  {entry['workload']['id']:24s} {entry['genome']}  {figure['seconds'] * 1e6:8.1f} us "
+            f"  {entry['workload']['id']:24s} candidate {number}  {figure['seconds'] * 1e6:8.1f} us "
             f"{speed:>6{'.0f' if speed >= 100 else '.3g'}} {unit}  {figure['ratio_to_default']:.3f} x default"
         )
     return found

@@ -116,10 +116,13 @@ def _tensors(value: Any, text: str) -> Iterator[tuple[TensorArgument, str]]:
             yield from _tensors(part, f"{text}[{key!r}]")
 
 
-def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ()) -> Signature:
+def signature_of(
+    path: Path, function: str, call: Call, own: Sequence[str] = (), leading: Sequence[str] = ()
+) -> Signature:
     """The signature of a function of a file, of a Class's ``forward``, or of an autograd Function's ``apply``; of a
     function that the file does not define by a ``def``, ``own``, or as many parameters as a call has arguments.
-    Keywords of the call that are ``own`` and not named, a layer's weights, are added."""
+    Keywords of the call that are ``own`` and not named, a layer's weights, are added. ``leading``: names that a
+    decorator's function has for the first parameters."""
     nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8-sig") if path.suffix == ".py" else "").body
     found: ast.AST | None = None
     parts, without_ctx = function.split("."), False
@@ -145,6 +148,8 @@ def signature_of(path: Path, function: str, call: Call, own: Sequence[str] = ())
     given.defaults = [_default(d) for d in given.defaults]
     given.kw_defaults = [d and _default(d) for d in given.kw_defaults]
     listed_already = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    unnamed = len([name for name in leading if name not in listed_already and len(parts) == 1])
+    given.posonlyargs, given.args = [*given.posonlyargs, *given.args[:unnamed]], given.args[unnamed:]
     weights = [name for name in call.keywords if name in own and name not in listed_already]
     given.kwonlyargs, given.kw_defaults = (
         [*given.kwonlyargs, *map(ast.arg, weights)],

@@ -25,7 +25,7 @@ from tilewright.evolve.intake.remedies import Obstacle, obstacles_of
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import TUNED, Journal
 from tilewright.fitness.chips import Chip
-from tilewright.fitness.targets import Target, UnknownTarget, load_target
+from tilewright.fitness.targets import Target, UnknownTarget, load_target, target_text
 from tilewright.fitness.tpu.structure import timed_alone
 from tilewright.workers.intake.calls.kept_values import FILE
 from tilewright.workers.intake.judge.self_reference import SELF, begun_process
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = (4, 16)
 """Least and most candidates that are compiled and measured at once on a GPU: one for two cores."""
 
-COMPILE_SECONDS = 60.0
+COMPILE_SECONDS = 30.0
 """Most that one candidate may take to compile: the last of a short campaign is waited for by whoever sits before it."""
 
 Say = Callable[[str], None]
@@ -364,7 +364,7 @@ def note_of(
 
     kind = "modelled" if isinstance(target.part, Chip) else "measured"
     kind += ", of the kernels alone" if timed_alone(frozenset(answer.get("beside", ()))) else ""
-    rate = f"times the rate of the original configuration ({target.name}, {kind})"
+    rate = f"times the rate of the original configuration ({target_text(target.name)}, {kind})"
     figure = f"{max(1.0, gain_of(campaign) or 0.0):.2f} {rate}"
     if target.interpreted or target.compile_only:
         figure = f"unknown: {target.name} gives no times"

@@ -72,7 +72,8 @@ def winner_module(
     names = [row[0] for row in answer["operands"]]
     kernels, entry = _kernels(source, params, request.name, names)
     calls = [parse(text) for text in answer.get("calls", request.calls)]
-    signature = signature_of(request.path, request.function, calls[0], answer.get("parameters", ()))
+    said = answer.get("parameters", ()), answer.get("leading", ())
+    signature = signature_of(request.path, request.function, calls[0], *said)
     settled = [signature.settled(call, answer.get("objects") or {}) for call in calls]
     shapes = [[tensor.shape for tensor in call.tensors()] for call in calls]
     orders = answer.get("orders") or [()] * len(names)

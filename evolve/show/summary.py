@@ -72,7 +72,8 @@ def closing_lines(path: Path, verbose: bool = False) -> list[str]:
         lines += [*_model_lines(journal, data), *_balance(data, verbose)]
     table = path.parent / dispatch_table.FILE
     if table.is_file():
-        lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")))
+        numbers = {genome: candidate.index for genome, candidate in data.candidates.items()}
+        lines += dispatch_table.lines(json.loads(table.read_text(encoding="utf-8")), numbers)
     return [printable(line) for line in lines]
 
 

@@ -68,7 +68,8 @@ def test_the_file_and_shapes_outside_it(tmp_path):
     assert [e["genome"] for e in read["entries"]] == ["a", "a", "b"]
     assert read["genomes"]["b"] == {"source": "x = 1\n", "params": {"stages": 1}}
     assert read["entries"][2]["figure"]["rate"] == pytest.approx(2 * 65536 * 4096**2 / 0.9e-2 / 1e12, rel=1e-2)
-    assert len(dispatch_table.lines(read)) == 4
+    numbers = {entry["genome"]: n for n, entry in enumerate(read["entries"])}
+    assert len(dispatch_table.lines(read, numbers)) == 4
 
 
 def grown_history():

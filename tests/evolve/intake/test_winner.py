@@ -153,10 +153,14 @@ def test_a_pallas_winner_has_the_derivatives_of_the_original(
 
 
 def test_a_default_that_only_the_originals_file_has_moves_no_other_argument(tmp_path):
+    from tilewright.workers.intake.triton.program import leading_names
+
     path = tmp_path / "left_out.py"
     path.write_text("SCALE = 2\n\n\ndef f(x, scale=SCALE, bias=None, *, mode=SCALE):\n    return x\n")
     forwarded = signature_of(path, "f", parse("f32[8]")).forwarded()
     assert forwarded == 'x, bias=bias, **tilewright_given({"scale": scale, "mode": mode})'
+    decorated = signature_of(path, "f", parse("f32[8]"), leading=leading_names(lambda ctx, *rest, **named: rest))
+    assert decorated.text.startswith("x, /, scale=") and leading_names(lambda x, scale: x) == []
     path.write_text(
         "class F:\n    @staticmethod\n    def forward(ctx, x, scale=SCALE, bias=None):\n        return x, scale, bias\n"
         "    @classmethod\n    def apply(cls, *given):\n        return cls.forward(cls, *given)\n\n\nSCALE = 2\n"

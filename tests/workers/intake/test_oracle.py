@@ -1,6 +1,7 @@
 """What is looked at of a large answer, and a reference that a process of its own runs on a device."""
 
 import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,6 +181,15 @@ def test_an_oracle_without_a_device_leaves_it_to_the_host_and_a_closed_one_to_no
     one.close()
     with pytest.raises(SessionDied):
         one.sample(asked, 2)
+
+
+def test_a_reference_that_took_too_long_once_is_not_asked_on_the_device_again(tmp_path, monkeypatch):
+    asked, one = product(tmp_path).elsewhere(LARGE), DeviceOracle()
+    monkeypatch.setattr("tilewright.workers.device.oracle.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(one, "_ready_process", lambda: subprocess.Popen(["sleep", "60"], stdin=-1, stdout=-1))
+    assert one.sample(asked, 1) is None and one._late
+    monkeypatch.setattr(one, "_ready_process", None)  # nobody asks for it
+    assert one.sample(asked, 2) is None
 
 
 def test_a_kernel_without_tensors_is_its_own_reference():

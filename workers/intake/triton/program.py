@@ -468,7 +468,18 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str, i
         "settings": site.settings,
         "objects": objects_of(site.calls),
         "parameters": made_parameters(site) if "(" in site.name else [],
+        "leading": leading_names(site.function),
     }
+
+
+def leading_names(function: Any) -> list[str]:
+    """What a decorator's own function takes before ``*args``: nobody can give the parameters in their place by name."""
+    try:
+        given = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    names = [p.name for p in itertools.takewhile(lambda p: p.kind is not p.VAR_POSITIONAL, given)]
+    return names if len(names) < len(given) else []
 
 
 def objects_of(calls: Sequence[Call]) -> dict[str, dict[str, str]]:

@@ -116,9 +116,9 @@ class BoxReader:
             limit[1] - limit[0] if limit is not None and not here else None,
         )
 
-    def row_numbers(self, load: ast.Call, rows: str) -> tuple[str, str, str]:
-        """(tensor of the host, first element, mask) of a load of one number for each of the rows that the loop moves
-        along. Raises Unsupported for another load."""
+    def row_numbers(self, load: ast.Call, rows: str, begin: Sum) -> tuple[str, str, str, list[str]]:
+        """(tensor of the host, first element, mask, conditions for the host to check) of a load of one number for each
+        of the rows that the loop moves along from ``begin``. Raises Unsupported for another load."""
         root = self._root(load.args[0])
         address = (self.sums.read(load.args[0]) - Sum({(root,): 1})).along(0)
         given, masks = self.kernel.given(root), [k.value for k in load.keywords if k.arg == "mask"]
@@ -128,7 +128,14 @@ class BoxReader:
         if not tensor.isidentifier() or root in address.factors:
             raise Unsupported("an address whose tensor is not told apart")
         masks = load.args[1:2] or masks
-        return tensor, address.scalar.text(), ast.unparse(masks[0]) if masks else ""
+        first, conditions = address.scalar - Sum({(str(self.moving),): 1}) + begin, []
+        for product, count in first.parts.items():
+            if count % 4 and rows not in product:  # a copy from anywhere but a multiple of 16 bytes is illegal
+                known = tuple(f for f in product if self._known(f))
+                if not known or self.moving in product:
+                    raise Unsupported("numbers of rows that begin anywhere")
+                conditions.append(f"({self._host(Sum({known: count}))}) % 4 == 0")
+        return tensor, address.scalar.text(), ast.unparse(masks[0]) if masks else "", conditions
 
     def _root(self, node: ast.expr) -> str:
         """The parameter that an address begins with."""

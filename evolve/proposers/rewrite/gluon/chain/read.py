@@ -342,7 +342,7 @@ def _steps(
     made = arranged(inside, before, operand, lambda statement, call: _added(statement, call, tl), tl)
     begun = min(made.body.index(p.statement) for p in made.products)
     early, hot = made.body[:begun], made.body[begun:]
-    early, hot, numbers = by_ring(early, hot, made, boxes)
+    early, hot, numbers = by_ring(early, hot, made, boxes, start, step)
     first = next(p.statement for p in made.products if not p.sums)
     last = [p for p in made.products if p.sums][-1]
     tiles = frozenset[str]().union(*(o.names for o in made.loaded))

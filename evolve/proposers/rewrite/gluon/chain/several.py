@@ -64,10 +64,12 @@ class RowNumbers:
     start: str
     landed: str
     statement: Statement
+    conditions: tuple[str, ...]
+    """For the host to check."""
 
 
 def by_ring(
-    early: Sequence[Statement], hot: Sequence[Statement], step: Step, boxes: BoxReader
+    early: Sequence[Statement], hot: Sequence[Statement], step: Step, boxes: BoxReader, begin: str, by: str
 ) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[RowNumbers, ...]]:
     """``early`` statements and those from the first product on, with such loads of theirs taken from the ring, each in
     front of what reads it first. They come with a tile that the step gives back at its end.
@@ -76,7 +78,7 @@ def by_ring(
     dV of attention, one H200, measured: 1335 us, and 908 by the ring)."""
     tl, before, made, found = boxes.kernel.tl, list(early), list(hot), list[RowNumbers]()
     added = {p.loaded for p in step.products if p.sums}
-    kept = [p.loaded for p in step.products if not p.sums and p.loaded in added]
+    kept = [p.loaded for p in step.products if not p.sums and p.loaded in added and by == step.loaded[0].box.rows]
     for statement in (*early, *hot) if kept and "torch" in boxes.kernel.source.own_names else ():
         node = statement.node
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
@@ -84,7 +86,8 @@ def by_ring(
         if device_call(node.value, tl) != "load" or len(statement.writes) != 1:
             continue
         try:
-            tensor, start, mask = boxes.row_numbers(node.value, step.loaded[0].box.rows)
+            first = boxes.sums.read(ast.parse(begin, mode="eval").body)
+            tensor, start, mask, conditions = boxes.row_numbers(node.value, step.loaded[0].box.rows, first)
         except Unsupported:
             continue
         (target,) = statement.writes
@@ -97,7 +100,7 @@ def by_ring(
         taken = Statement(ast.parse(f"{target} = {text}").body[0])
         made.insert(made.index(readers[0]), taken)
         (before if statement in before else made).remove(statement)
-        found.append(RowNumbers(min(kept), tensor, start, landed, taken))
+        found.append(RowNumbers(min(kept), tensor, start, landed, taken, tuple(conditions)))
     return tuple(before), tuple(made), tuple(found)
 
 

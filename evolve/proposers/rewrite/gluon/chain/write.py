@@ -677,6 +677,7 @@ class ChainText:
             if not box.bound:
                 fits.append(f"{box.stride} in {box.tensor}.stride()")
         fits += [f"{tensor}.dtype == torch.float32" for tensor in self.ring]
+        fits += [text for loop in chains.loops for each in loop.numbers for text in each.conditions]
         others = [a for a in range(len(self.grid)) if a != chains.axis]
         host = {n: self._extent(getattr(chains, n)) for n in ("rows", "columns", "depth", "width")}
         made = {}
