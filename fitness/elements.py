@@ -339,7 +339,8 @@ def turned_too_far(
         if not far.any():
             return None
         due = wanted_codes.astype(np.float64).reshape(-1) * (1.0 if scale is None else _power(scale[1]))
-        around = _around(due.reshape(-1, codes.shape[-1] if codes.ndim else 1)).reshape(-1)[places]
+        due = due.reshape(-1, codes.shape[-1] if codes.ndim else 1)
+        around = np.maximum(_around(due), ROOM * _reach(due) if worst > ROUNDED else 0.0).reshape(-1)[places]
         far &= ~(error <= np.maximum(*unit) + worst * around)
     if (first := _first(far)) is None:
         return None

@@ -556,3 +556,13 @@ def test_what_is_usual_where_outliers_cross_grows_with_all_values():
     assert reach[3, 5] > 1000
     for factor in (2.0**-10, 2.0**10):
         np.testing.assert_allclose(elements._reach(values * factor), reach * factor)
+
+
+def test_a_code_where_outlying_lines_cross_may_be_off_by_what_their_products_lose():
+    wanted = np.ones((32, 32))
+    wanted[3] = wanted[:, 5] = 16.0
+    wanted[3, 5] = 0.25  # sums of products as large as 256
+    wanted, codes = wanted.astype(E4M3), changed(wanted.astype(E4M3), (3, 5), 1.0)
+    assert turned_too_far(codes, wanted, INEXACT) is None
+    assert turned_too_far(codes, wanted, ROUNDED) == "element [3, 5] is 1 where 0.25 is due"
+    assert turned_too_far(changed(wanted, (4, 6), 1.25), wanted, INEXACT) is not None

@@ -188,7 +188,7 @@ def test_a_screen_is_paced_by_the_champion():
 def test_samples_are_due_of_every_shape_and_kind_with_the_seed_that_will_be_asked_for():
     flags, made = [], []
     station = SimpleNamespace(operand_seed=lambda seed, ahead=False: flags.append(ahead) or 3)
-    samples = SimpleNamespace(sampled=True, of=lambda *key: made.append(key))
+    samples = SimpleNamespace(sampled=True, of=lambda *key: made.append(key), from_device=lambda *key: None)
     samples.draw_kinds = lambda workload, seed, most: [f"{seed} {most}"]
     for final, most in ((False, 1), (True, None)):
         made.clear()
