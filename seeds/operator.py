@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fractions import Fraction
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -47,11 +46,10 @@ class Workload:
                 raise ValueError(f"workload {self.id}: dimension {name} is negative")
         object.__setattr__(self, "dims", MappingProxyType(dict(self.dims)))
 
-    def dealt(self, kinds: Sequence[str], seed: int, most: Fraction | int) -> list[str]:
-        """``most`` of the kinds, in an order that ``seed`` draws: shapes of turns in a row meet all. Of a fraction, the
-        shapes of some turns get one more than those of others."""
-        order, share = random.Random(seed).sample(kinds, len(kinds)), min(most, len(kinds))
-        return [order[n % len(order)] for n in range(int(self.turn * share), int((self.turn + 1) * share))]
+    def dealt(self, kinds: Sequence[str], seed: int, most: int) -> list[str]:
+        """``most`` of the kinds, in an order that ``seed`` draws: shapes of turns in a row meet all."""
+        order = random.Random(seed).sample(kinds, len(kinds))
+        return [order[(self.turn * most + n) % len(order)] for n in range(min(most, len(order)))]
 
     def __hash__(self) -> int:
         return hash((self.id, tuple(self.dims.items())))

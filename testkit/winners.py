@@ -45,15 +45,14 @@ def triton_winner(path, name, call):
         "settings": site.settings,
         "objects": program.objects_of(site.calls),
         "parameters": program.made_parameters(site) if "(" in name else [],
+        "leading": program.leading_names(site.function),
     }
     defaults = {knob.name: knob.default for knob in text.knobs}
     gradients = (wrapper["pair"] or {}).get("given", ())
     own = [o for o in site.operands if o.name not in gradients]
     facts = {"knobs": sorted(defaults), "left_out": text.left_out, "pair": paired}
     facts |= {"operands": site.operands, "dims": site.dims[0]}
-    return _winner(
-        path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], _in_torch, facts
-    )
+    return _winner(path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], _in_torch, facts)
 
 
 def pallas_winner(path, name, call, sizes=None):
@@ -77,12 +76,7 @@ def pallas_winner(path, name, call, sizes=None):
 def _winner(path, name, call, source, params, answer, operands, dims, to, facts):
     request = tune.Request(path, name, SELF, (call,))
     made = functools.partial(_made, call, list(operands), dict(dims), to)
-    return (
-        winner.winner_module(source, params, request, answer, "A winner.", None),
-        request.name,
-        made,
-        facts,
-    )
+    return (winner.winner_module(source, params, request, answer, "A winner.", None), request.name, made, facts)
 
 
 def _made(call, operands, dims, to):

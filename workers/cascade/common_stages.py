@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
 from functools import lru_cache
 
 from tilewright.fitness import dialect
@@ -94,10 +93,12 @@ class RaceStage:
 def dealt_kinds(request: Request, workload: Workload, most: int | None = None) -> Sequence[str]:
     """Kinds of inputs for one checked shape, as the request's seed deals them; all where the request says so.
 
-    ``most``: so many; None: so many that each kind runs on one of the checked shapes, as while searching.
+    ``most``: so many; None: each kind runs on one of the checked shapes, as while searching, the next seed on another.
     """
     kinds = request.operator.input_kinds
     if workload.id in request.every_kind:
         return kinds
-    share = Fraction(len(kinds), len(request.checked)) if most is None else most
-    return workload.dealt(kinds, request.seed, share)
+    if most is not None:
+        return workload.dealt(kinds, request.seed, most)
+    place, shapes = request.checked.index(workload), len(request.checked)
+    return [kind for turn, kind in enumerate(kinds) if (turn + request.seed) % shapes == place]

@@ -282,7 +282,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             bar_init(base + FULL_AT + s * 8, 1);
-            bar_init(base + EMPTY_AT + s * 8, WGS * 128 + WGS * 4 * (CL - 1));
+            bar_init(base + EMPTY_AT + s * 8, CL == 1 ? WGS * 128 : WGS * 4 * CL);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -390,10 +390,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         u32 phase = 0;
         auto release = [&](int stage) {
             const u32 bar = base + EMPTY_AT + stage * 8;
-            bar_arrive(bar);   // every lane for its own reads, which racecheck follows
-            if (CL == 1) return;
+            if (CL == 1) { bar_arrive(bar); return; }   // every lane for its own reads, which racecheck follows
             __syncwarp();   // every lane has read its scales
-            if (lane == 0) bar_arrive_at(bar, rank ^ 1);
+            if (lane < CL) bar_arrive_at(bar, lane);
         };
         auto scales_of_b = [&](int stage, int w) {
             return base + SB_AT + stage * SB_BYTES + ((NW > 1 ? w * WN : 0) + (lane & 3) * 2) * 4;

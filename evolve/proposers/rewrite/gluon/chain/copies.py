@@ -55,11 +55,7 @@ class Box:
     @property
     def reads(self) -> set[str]:
         """Names of the kernel in the box's coordinates."""
-        texts = (
-            self.start,
-            self.there.text() if self.there is not None else "0",
-            *(index for index, _ in self.outer),
-        )
+        texts = (self.start, self.there.text() if self.there is not None else "0", *(index for index, _ in self.outer))
         return set[str]().union(*map(names_in, texts))
 
 
@@ -83,9 +79,7 @@ class BoxReader:
         limits = self._limits(mask)
         if units[0] == units[1]:
             # which axis is contiguous only the host knows: the one that the loop does not move along
-            moved = [
-                a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))
-            ]
+            moved = [a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))]
             if units[0] or len(moved) != 1:
                 raise Unsupported("a tile without one contiguous axis")
             units = [axis not in moved for axis in (0, 1)]
@@ -108,15 +102,23 @@ class BoxReader:
         width = limits.get(inner)
         conditions += [f"{text} in {tensor}.stride()" for _, text in outer]
         return Box(
-            root, tensor, outer, start.text(), self._host(stride),
-            self._host(limit[1]) if limit is not None and here else "", rows, columns,
-            self._width(width, columns), inner == 0, tuple(conditions),
+            root,
+            tensor,
+            outer,
+            start.text(),
+            self._host(stride),
+            self._host(limit[1]) if limit is not None and here else "",
+            rows,
+            columns,
+            self._width(width, columns),
+            inner == 0,
+            tuple(conditions),
             limit[1] - limit[0] if limit is not None and not here else None,
-        )  # fmt: skip
+        )
 
-    def row_numbers(self, load: ast.Call, rows: str) -> tuple[str, str, str]:
-        """(tensor of the host, first element, mask) of a load of one number for each of the rows that the loop moves
-        along. Raises Unsupported for another load."""
+    def row_numbers(self, load: ast.Call, rows: str, begin: Sum) -> tuple[str, str, str, list[str]]:
+        """(tensor of the host, first element, mask, conditions for the host to check) of a load of one number for each
+        of the rows that the loop moves along from ``begin``. Raises Unsupported for another load."""
         root = self._root(load.args[0])
         address = (self.sums.read(load.args[0]) - Sum({(root,): 1})).along(0)
         given, masks = self.kernel.given(root), [k.value for k in load.keywords if k.arg == "mask"]
@@ -126,7 +128,14 @@ class BoxReader:
         if not tensor.isidentifier() or root in address.factors:
             raise Unsupported("an address whose tensor is not told apart")
         masks = load.args[1:2] or masks
-        return tensor, address.scalar.text(), ast.unparse(masks[0]) if masks else ""
+        first, conditions = address.scalar - Sum({(str(self.moving),): 1}) + begin, []
+        for product, count in first.parts.items():
+            if count % 4 and rows not in product:  # a copy from anywhere but a multiple of 16 bytes is illegal
+                known = tuple(f for f in product if self._known(f))
+                if not known or self.moving in product:
+                    raise Unsupported("numbers of rows that begin anywhere")
+                conditions.append(f"({self._host(Sum({known: count}))}) % 4 == 0")
+        return tensor, address.scalar.text(), ast.unparse(masks[0]) if masks else "", conditions
 
     def _root(self, node: ast.expr) -> str:
         """The parameter that an address begins with."""
@@ -163,9 +172,7 @@ class BoxReader:
 
     def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, Sum] | None) -> bool:
         """Whether the loop, or the program where there is none, moves a tile along the axis of ``stride``."""
-        start = (
-            limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
-        )
+        start = limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
         return bool(start.parts) if self.moving is None else self.moving in start.factors
 
     def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, Sum]]:

@@ -64,10 +64,12 @@ class RowNumbers:
     start: str
     landed: str
     statement: Statement
+    conditions: tuple[str, ...]
+    """For the host to check."""
 
 
 def by_ring(
-    early: Sequence[Statement], hot: Sequence[Statement], step: Step, boxes: BoxReader
+    early: Sequence[Statement], hot: Sequence[Statement], step: Step, boxes: BoxReader, begin: str, by: str
 ) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[RowNumbers, ...]]:
     """``early`` statements and those from the first product on, with such loads of theirs taken from the ring, each in
     front of what reads it first. They come with a tile that the step gives back at its end.
@@ -76,7 +78,7 @@ def by_ring(
     dV of attention, one H200, measured: 1335 us, and 908 by the ring)."""
     tl, before, made, found = boxes.kernel.tl, list(early), list(hot), list[RowNumbers]()
     added = {p.loaded for p in step.products if p.sums}
-    kept = [p.loaded for p in step.products if not p.sums and p.loaded in added]
+    kept = [p.loaded for p in step.products if not p.sums and p.loaded in added and by == step.loaded[0].box.rows]
     for statement in (*early, *hot) if kept and "torch" in boxes.kernel.source.own_names else ():
         node = statement.node
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
@@ -84,7 +86,8 @@ def by_ring(
         if device_call(node.value, tl) != "load" or len(statement.writes) != 1:
             continue
         try:
-            tensor, start, mask = boxes.row_numbers(node.value, step.loaded[0].box.rows)
+            first = boxes.sums.read(ast.parse(begin, mode="eval").body)
+            tensor, start, mask, conditions = boxes.row_numbers(node.value, step.loaded[0].box.rows, first)
         except Unsupported:
             continue
         (target,) = statement.writes
@@ -97,14 +100,17 @@ def by_ring(
         taken = Statement(ast.parse(f"{target} = {text}").body[0])
         made.insert(made.index(readers[0]), taken)
         (before if statement in before else made).remove(statement)
-        found.append(RowNumbers(min(kept), tensor, start, landed, taken))
+        found.append(RowNumbers(min(kept), tensor, start, landed, taken, tuple(conditions)))
     return tuple(before), tuple(made), tuple(found)
 
 
 def arranged(
-    body: Sequence[Statement], before: Sequence[Statement], operand: Callable[[ast.expr], Operand | None],
-    added: Callable[[Statement, ast.Call], tuple[str, list[Statement], str]], tl: str,
-) -> Step:  # fmt: skip
+    body: Sequence[Statement],
+    before: Sequence[Statement],
+    operand: Callable[[ast.expr], Operand | None],
+    added: Callable[[Statement, ast.Call], tuple[str, list[Statement], str]],
+    tl: str,
+) -> Step:
     """``operand``: the tile that a side of a product is, None where the step makes it; ``added``: the name, statements
     and left operand of a product that is added to a name. Raises Unsupported."""
     tiles: dict[bool, dict[Box, Operand]] = {True: {}, False: {}}
@@ -152,13 +158,13 @@ def arranged(
     others = set[str]().union(*(with_product(s, tl, tl).reads for s in made if id(s) not in own))
     read = others.union(*(names_in(p.left) for p in products if p.sums))
     wide = {
-        n for s in before for n in s.writes
+        n
+        for s in before
+        for n in s.writes
         if calls(s.node, tl, *SHAPED)
         or any(isinstance(x, ast.Subscript) and expanded(x) is not None for x in ast.walk(s.node))
-    }  # fmt: skip
-    texts = [with_product(s, tl, tl).text for s in made if id(s) not in own] + [
-        p.left for p in products if p.sums
-    ]
+    }
+    texts = [with_product(s, tl, tl).text for s in made if id(s) not in own] + [p.left for p in products if p.sums]
     tiles_read = {n for text in texts for n in re.findall(r"\b\w+\b(?!\.dtype)", text)} & names
     if not own or tiles_read or read & {p.sums for p in products}:
         raise Unsupported("sums or loaded tiles that a step reads otherwise")

@@ -6,21 +6,16 @@
 // ring, so they may drift apart: while one stores its tile, another one's wgmma keeps the tensor cores busy.
 //
 // Parameters (all typed integers)
-//   WGS   consumer warpgroups along M (1, 2)         MW   waves of 64 rows per warpgroup     NW   waves of WN columns
-//   WN    columns of one wgmma (16 .. 192 by 16)
+//   WGS   consumer warpgroups along M (1, 2, 3)      MW   waves of 64 rows per warpgroup     NW   waves of WN columns
+//   WN    columns of one wgmma (16 .. 192 by 16)      DBUF two partials: next block's wgmma is queued before promotion
+//   RSA   A through registers (ldmatrix, once for the NW waves)
 //   STAGES ring depth     CL cluster size (1, 2)      MCB  1: the pair shares B (stacked along M); 0: shares A (along N)
 //   GROUP walk: GROUP units down before one across    AXIS 0: down = M, 1: down = N
 //   ECW   columns per piece of the epilogue (32, 64)
+//   ORDER warpgroups take turns at the tensor cores: 1 passed on at issue, 2 when 3/4 of a wave is done, 3 when half is
 //   AHEAD A and its scales come of a launch before: `quantise`      OUTCS streaming stores
 //   SB    1: B has a scale a row and block, as A has (weight gradients)
-//   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
-//   GROUPS  of rows of A, each with a matrix B of its own; `count` has their rows (0: one product). Rows are dealt to groups
-//         in order, or, MASKED, a group has room for M rows and the first ones count. A group's tiles begin at a multiple
-//         of four rows, where copies of scales may, and rows of others are not stored.
-#ifndef GROUPS
-#define GROUPS 0
-#define MASKED 0
-#endif
+//   BLOCKS CTAs of a multiprocessor   CREG, PREG registers of consumers and producer    UNR  unrolling of the loop over blocks
 #ifndef WGS
 #define WGS 2
 #endif
@@ -32,6 +27,12 @@
 #endif
 #ifndef WN
 #define WN 128
+#endif
+#ifndef DBUF
+#define DBUF 0
+#endif
+#ifndef RSA
+#define RSA 0
 #endif
 #ifndef STAGES
 #define STAGES 4
@@ -60,6 +61,12 @@
 #ifndef UNR
 #define UNR 1
 #endif
+#ifndef ORDER
+#define ORDER 0
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
 #ifndef AHEAD
 #define AHEAD 0
 #endif
@@ -79,11 +86,9 @@
 #else
 #define SCALES_OF_B const float* __restrict__ sb
 #endif
-
-#if GROUPS
-#define COUNTS , const int* __restrict__ count
-#else
-#define COUNTS
+#if DBUF
+#undef ORDER
+#define ORDER 0
 #endif
 
 #define COLUMNS WN
@@ -331,14 +336,15 @@ enum { BM = 64 * WGS * MW, BN = WN * NW, W = MW * NW };
 enum { A_BYTES = BM * 128, B_BYTES = BN * 128, S_BYTES = BM * 4, SB_BYTES = SB ? BN * 4 : 0 };
 enum { A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, S_AT = B_AT + STAGES * B_BYTES };
 enum { SB_AT = S_AT + STAGES * S_BYTES, I_AT = SB_AT + STAGES * SB_BYTES };
-enum { I_BYTES = GROUPS ? 32 : 16, FULL_AT = I_AT + STAGES * I_BYTES, EMPTY_AT = FULL_AT + STAGES * 8 };
+enum { FULL_AT = I_AT + STAGES * 16, EMPTY_AT = FULL_AT + STAGES * 8 };
 enum { E_AT = (EMPTY_AT + STAGES * 8 + 127) / 128 * 128, E_ROW = ECW * 2 + 16, E_BYTES = 16 * E_ROW };
-enum { G_AT = E_AT + WGS * 4 * E_BYTES, SMEM_BYTES = G_AT + GROUPS * 8 };
+enum { SMEM_BYTES = E_AT + WGS * 4 * E_BYTES };
 enum { THREADS = 128 * (WGS + 1) };
 static_assert(SMEM_BYTES <= 232448, "shared memory");
 static_assert(MW == 1 || NW == 1, "waves go one way");
+static_assert(!DBUF || W == 1, "two partials of one wave");
 static_assert(BM <= 256 && BN <= 256, "TMA boxes");
-static_assert(!SB || BN % 32 == 0, "a copy's place");
+static_assert(!SB || BN % 32 == 0 && !DBUF, "a copy's place; a stage is held until its scales are read");
 enum { ONE_SB = SB || 128 % BN == 0 };          // a tile lies in one 128-column block of B
 enum { FIXED_SB = BN % 128 == 0 };        // tiles begin at blocks of B
 
@@ -347,22 +353,28 @@ __device__ __forceinline__ float lds(u32 at) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
     return v;
 }
-struct Info { float sb0, sb1; int m0, n0, low, high; };   // rows that are stored
+struct Info { float sb0, sb1; int m0, n0; };
 __device__ __forceinline__ Info lds_info(u32 at) {
     Info v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=f"(v.sb0), "=f"(v.sb1), "=r"(v.m0), "=r"(v.n0) : "r"(at) : "memory");
     return v;
 }
+template <int ADD> __device__ __forceinline__ void mma_rs(float (&d)[NA], const u32 (&a)[4], u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I5 ", 0;\n" SHAPE LIST "}, {" I0 "," I1 "," I2 "," I3 "}, " I4 ", p, 1, 1;\n}"
+                 : REGS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD) : "memory");
+}
 __device__ __forceinline__ void block_mma(float (&d)[NA], u32 a, u32 b) {
     const u64 da = desc(a), db = desc(b);
     mma<0>(d, da, db);
     mma<1>(d, da + 2, db + 2);
+    if (ORDER == 3) mma_commit();
     mma<1>(d, da + 4, db + 4);
+    if (ORDER == 2) mma_commit();
     mma<1>(d, da + 6, db + 6);
 }
 
 // 16 rows x WN columns of one warp: registers -> this warp's piece of shared memory -> whole rows of D
-__device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out, int row, int col, int low, int high, int N, int lane) {
+__device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out, int row, int col, int M, int N, int lane) {
 #pragma unroll
     for (int c0 = 0; c0 < WN; c0 += ECW) {
         constexpr int FULL = ECW / 8;
@@ -384,7 +396,7 @@ __device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out,
             u32 v0, v1, v2, v3;
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v0), "=r"(v1), "=r"(v2), "=r"(v3)
                          : "r"(piece + r * E_ROW + c * 16) : "memory");
-            if (row + r < high && (!GROUPS || row + r >= low) && col + c0 + c * 8 < N)
+            if (row + r < M && col + c0 + c * 8 < N)
                 asm volatile("st.global" OUT_HINT ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(out + (u64)(row + r) * N + col + c0 + c * 8),
                              "r"(v0), "r"(v1), "r"(v2), "r"(v3) : "memory");
         }
@@ -395,7 +407,7 @@ __device__ __forceinline__ void store(const float (&d)[NA], u32 piece, u16* out,
 template <int V> struct Tag { enum { value = V }; };
 struct Scales { float a[MW][2]; Info i; };
 __device__ __forceinline__ void load_scales(Scales& x, u32 base, int s, int row) {
-    x.i = lds_info(base + I_AT + s * I_BYTES);
+    x.i = lds_info(base + I_AT + s * 16);
 #pragma unroll
     for (int w = 0; w < MW; w++)
 #pragma unroll
@@ -445,9 +457,7 @@ struct Walk {
     int down, across, units;
     __device__ __forceinline__ Walk(int M, int N) {
         const int um = CL == 2 && MCB ? 2 * BM : BM, un = CL == 2 && !MCB ? 2 * BN : BN;
-        over((M + um - 1) / um, (N + un - 1) / un);
-    }
-    __device__ __forceinline__ void over(int tm, int tn) {
+        const int tm = (M + um - 1) / um, tn = (N + un - 1) / un;
         down = AXIS ? tn : tm;
         across = AXIS ? tm : tn;
         units = tm * tn;
@@ -464,35 +474,6 @@ struct Walk {
     }
 };
 
-#if GROUPS
-static_assert(CL == 1, "one CTA a tile");
-__device__ __forceinline__ int2 lds_int2(u32 at) {
-    int2 v;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
-}
-__device__ __forceinline__ int summed(int v, int lane) {   // over the lanes up to this one
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(~0u, v, d);
-        if (lane >= d) v += other;
-    }
-    return v;
-}
-// of each group the end of its rows, and the rows of tiles up to there, by one warp; rows past M are nobody's
-__device__ __forceinline__ void count_tiles(const int* __restrict__ count, u32 to, int M, int lane) {
-    int before = 0, high = 0;
-    for (int first = 0; first < GROUPS; first += 32) {
-        const int g = first + lane, asked = g < GROUPS ? min(max(__ldg(count + g), 0), M) : 0, rows_to = summed(asked, lane);
-        const int begin = MASKED ? g * M : min(before + rows_to - asked, M), end = MASKED ? begin + asked : min(before + rows_to, M);
-        const int tiles_to = summed(end > begin ? (end - (begin & ~3) + BM - 1) / BM : 0, lane);
-        if (g < GROUPS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + g * 8), "r"(end), "r"(high + tiles_to) : "memory");
-        before = min(before + __shfl_sync(~0u, rows_to, 31), M);
-        high += __shfl_sync(~0u, tiles_to, 31);
-    }
-}
-#endif
-
 #if CL == 2
 #define CLUSTER_ATTR __cluster_dims__(2, 1, 1)
 #else
@@ -500,9 +481,9 @@ __device__ __forceinline__ void count_tiles(const int* __restrict__ count, u32 t
 #endif
 
 
-extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_ATTR __launch_bounds__(THREADS, BLOCKS)
 fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-          const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K COUNTS) {
+          const __grid_constant__ TensorMap map_s, SCALES_OF_B, u16* __restrict__ out, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const u32 base = (u32)__cvta_generic_to_shared(smem);
     const int lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
@@ -510,7 +491,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
     int rank = 0;
     if (CL == 2) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     const int me = blockIdx.x / CL, gangs = gridDim.x / CL;
-    Walk walk(M, N);
+    const Walk walk(M, N);
 
     if (threadIdx.x == WGS * 128 + 32) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&map_a) : "memory");
@@ -520,19 +501,12 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             bar_init(base + FULL_AT + s * 8, 1);
-            bar_init(base + EMPTY_AT + s * 8, WGS * 128 + WGS * 4 * (CL - 1));
+            bar_init(base + EMPTY_AT + s * 8, CL == 1 ? WGS * 128 : WGS * 4 * CL);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-#if GROUPS
-    if (warp == WGS * 4 + 1) count_tiles(count, base + G_AT, M, lane);
-#endif
     if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
     else __syncthreads();
-#if GROUPS
-    const int wide = (N + BN - 1) / BN;   // in tiles
-    walk.units = lds_int2(base + G_AT + (GROUPS - 1) * 8).y * wide;
-#endif
 
 #if AHEAD
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");   // who comes next waits for the end of all this
@@ -562,23 +536,10 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
             const int last_nb = (N + 127) / 128 - 1;
 #endif
             for (int u = me; u < walk.units; u += gangs) {
-                int m0, n0, g = 0;
-#if GROUPS
-                int passed = 0;
-                for (int i = lane; i < GROUPS; i += 32) passed += lds_int2(base + G_AT + i * 8).y * wide <= u;
-                g = __reduce_add_sync(~0u, passed);
-                const int2 mine = lds_int2(base + G_AT + g * 8), last = g ? lds_int2(base + G_AT + g * 8 - 8) : make_int2(0, 0);
-                const int low = MASKED ? g * M : last.x;
-                Walk inside = walk;
-                inside.over(mine.y - last.y, wide);
-                inside.at(u - last.y * wide, 0, m0, n0);
-                m0 += low & ~3;
-#else
+                int m0, n0;
                 walk.at(u, rank, m0, n0);
-#endif
 #if !SB
-                const int ahead = g * (last_nb + 1), at = n0 / 128 < last_nb ? n0 / 128 : last_nb;
-                const int nb = ahead + at, nb1 = at < last_nb ? nb + 1 : nb;
+                const int nb = n0 / 128 < last_nb ? n0 / 128 : last_nb, nb1 = nb < last_nb ? nb + 1 : nb;
 #endif
                 float v0 = 0, v1 = 0;
                 for (int k = 0; k < blocks; k++) {
@@ -595,18 +556,15 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                         const u32 a = base + A_AT + s * A_BYTES;
                         if (CL == 2 && !MCB) tma_to(a + rank * (A_BYTES / 2), &map_a, k * 128, m0 + rank * (BM / 2), full, 3);
                         else tma(a, &map_a, k * 128, m0, full);
-                        if (u != me || k >= early) ask_b(k, g * N + n0, s);
-                        tma(base + S_AT + s * S_BYTES, &map_s, MASKED ? m0 - g * M : m0, MASKED ? g * blocks + k : k, full);
+                        if (u != me || k >= early) ask_b(k, n0, s);
+                        tma(base + S_AT + s * S_BYTES, &map_s, m0, k, full);
 #if SB
                         tma(base + SB_AT + s * SB_BYTES, &map_sb, n0, k, full);
 #endif
                     }
                     const float x0 = __shfl_sync(~0u, v0, k & 31), x1 = __shfl_sync(~0u, v1, k & 31);
                     if (lane == 0) {
-#if GROUPS
-                        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(base + I_AT + s * I_BYTES + 16), "r"(low), "r"(mine.x) : "memory");
-#endif
-                        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + I_AT + s * I_BYTES), "f"(x0), "f"(x1),
+                        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + I_AT + s * 16), "f"(x0), "f"(x1),
                                      "r"(m0), "r"(n0) : "memory");
                         bar_expect(full, A_BYTES + B_BYTES + S_BYTES + SB_BYTES);
                     }
@@ -628,10 +586,9 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         u32 phase = 0;
         auto release = [&](int stage) {
             const u32 bar = base + EMPTY_AT + stage * 8;
-            bar_arrive(bar);   // every lane for its own reads, which racecheck follows
-            if (CL == 1) return;
+            if (CL == 1) { bar_arrive(bar); return; }   // every lane for its own reads, which racecheck follows
             __syncwarp();   // every lane has read its scales
-            if (lane == 0) bar_arrive_at(bar, rank ^ 1);
+            if (lane < CL) bar_arrive_at(bar, lane);
         };
         auto scales_of_b = [&](int stage, int w) {
             return base + SB_AT + stage * SB_BYTES + ((NW > 1 ? w * WN : 0) + (lane & 3) * 2) * 4;
@@ -644,23 +601,93 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         auto finish = [&](auto tag, const Info& at) {
             constexpr int w = decltype(tag)::value;
             const int r = at.m0 + wg * 64 * MW + (warp & 3) * 16;
-            store(acc[w], piece, out, r + (MW > 1 ? w * 64 : 0), at.n0 + (NW > 1 ? w * WN : 0), at.low, at.high, N, lane);
+            store(acc[w], piece, out, r + (MW > 1 ? w * 64 : 0), at.n0 + (NW > 1 ? w * WN : 0), M, N, lane);
 #pragma unroll
             for (int i = 0; i < NA; i++) acc[w][i] = 0.f;
         };
         if (tiles > 0) {
+#if DBUF
+            float p[NA], q[NA];
+            Scales x, y;
+            int k = 0, t = 0;
+            bar_wait(base + FULL_AT, 0);
+            load_scales(x, base, 0, row);
+            hold(p);
+            mma_fence();
+            block_mma(p, a_at, b_at);
+            mma_commit();
+            auto step = [&](float (&now)[NA], float (&next)[NA], Scales& xn, Scales& xx) {
+                const int old = s;
+                if (++s == STAGES) s = 0, phase ^= 1;
+                bar_wait(base + FULL_AT + s * 8, phase);
+                load_scales(xx, base, s, row);
+                hold(next);
+                mma_fence();
+                block_mma(next, a_at + s * A_BYTES, b_at + s * B_BYTES);
+                mma_commit();
+                const Factors f = factors<0>(xn);
+                mma_wait<1>(now);
+                release(old);
+                promote(acc[0], now, f);
+                if (++k == blocks) {
+                    finish(Tag<0>{}, xn.i);
+                    k = 0;
+                    return ++t == tiles;
+                }
+                return false;
+            };
+            while (true) {
+                if (step(p, q, x, y)) { mma_wait<0>(q); break; }
+                if (step(q, p, y, x)) { mma_wait<0>(p); break; }
+            }
+#else
             // a tile's rows are stored behind the next wave's wgmma, the next tile's if need be
             float p[NA];
             Scales x;
             bar_wait(base + FULL_AT, 0);
             load_scales(x, base, 0, row);
+#if RSA
+            u32 f[4][4];
+#endif
+            const int my_turn = 1 + wg, next_turn = 1 + (wg + 1) % WGS;
+            auto pass = [&] { asm volatile("bar.arrive %0, 256;" ::"r"(next_turn) : "memory"); };
+            auto hand = [&] {
+                if (ORDER >= 2) {
+                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    pass();
+                }
+            };
+            if (ORDER && wg == WGS - 1) pass();
             auto issue = [&](auto tag) {
                 constexpr int w = decltype(tag)::value;
                 const u32 a = a_at + s * A_BYTES, b = b_at + s * B_BYTES;
+#if RSA
+                if (w == 0) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const u32 from = a + ((warp & 3) * 16 + (lane >> 3 & 1) * 8 + (lane & 7)) * 128 + (((j * 2 + (lane >> 4)) ^ (lane & 7)) * 16);
+                        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                                     : "=r"(f[j][0]), "=r"(f[j][1]), "=r"(f[j][2]), "=r"(f[j][3]) : "r"(from) : "memory");
+                    }
+                }
                 hold(p);
+                if (ORDER) asm volatile("bar.sync %0, 256;" ::"r"(my_turn) : "memory");
+                mma_fence();
+                const u64 db = desc(b + (NW > 1 ? w * WN * 128 : 0));
+                mma_rs<0>(p, f[0], db);
+                mma_rs<1>(p, f[1], db + 2);
+                if (ORDER == 3) mma_commit();
+                mma_rs<1>(p, f[2], db + 4);
+                if (ORDER == 2) mma_commit();
+                mma_rs<1>(p, f[3], db + 6);
+#else
+                hold(p);
+                if (ORDER) asm volatile("bar.sync %0, 256;" ::"r"(my_turn) : "memory");
                 mma_fence();
                 block_mma(p, a + (MW > 1 ? w * 64 * 128 : 0), b + (NW > 1 ? w * WN * 128 : 0));
+#endif
                 mma_commit();
+                if (ORDER == 1) pass();
             };
             Info tile, done;
             for (int t = 0; t < tiles; t++) {
@@ -670,14 +697,10 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     if (k == 0) {
                         if (t > 0) finish(Tag<W - 1>{}, done);   // the last tile's rows, behind this tile's first wave
                         tile = x.i;
-                        tile.low = 0, tile.high = M;
-#if GROUPS
-                        const int2 rows = lds_int2(base + I_AT + s * I_BYTES + 16);
-                        tile.low = rows.x, tile.high = rows.y;
-#endif
                     }
                     if constexpr (W == 2) {
                         const Factors g = factors<0>(x);
+                        hand();
                         mma_wait<0>(p);
                         promote(acc[0], p, g, scales_of_b(s, 0));
                         issue(Tag<1>{});
@@ -687,6 +710,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                     const Factors g = factors<W - 1>(x);
                     bar_wait(base + FULL_AT + s * 8, phase);
                     load_scales(x, base, s, row);
+                    hand();
                     if constexpr (W == 2) if (k == blocks - 1) finish(Tag<0>{}, tile);
                     mma_wait<0>(p);
                     if (!SB) release(old);
@@ -696,6 +720,7 @@ fp8_block(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
                 done = tile;
             }
             finish(Tag<W - 1>{}, done);
+#endif
         }
     }
     if (CL == 2) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
