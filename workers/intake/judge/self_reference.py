@@ -113,8 +113,11 @@ def begun_process(triton: bool) -> subprocess.Popen[bytes]:
     that starts it early need not wait for them."""
     return subprocess.Popen(
         [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", "triton" if triton else "jax"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=interpreter_environment(),
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=interpreter_environment(),
+    )
 
 
 @functools.cache
