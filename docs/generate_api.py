@@ -71,12 +71,7 @@ def page() -> str:
     lines = [HEAD]
     for name in (name for name in tilewright.__all__ if name != "__version__"):
         lines += _object(name, getattr(tilewright, name))
-    lines += [
-        "## Commands",
-        "",
-        "Every command takes `--home`. Exit codes: 0 done, 2 bad input, 130 interrupted.",
-        "",
-    ]
+    lines += ["## Commands", "", "Every command takes `--home`. Exit codes: 0 done, 2 bad input, 130 interrupted.", ""]
     return "\n".join([*lines, *_command("tilewright", cli._parser())]).rstrip() + "\n"
 
 

@@ -20,15 +20,7 @@ from tilewright.evolve.errors import UserError
 from tilewright.evolve.intake.cli import add_commands as add_intake_commands
 from tilewright.evolve.program.cli import add_command as add_program_command
 from tilewright.evolve.promote.cli import add_commands
-from tilewright.evolve.record.home import (
-    JOURNAL,
-    REPORT,
-    bytes_of,
-    campaigns,
-    discard,
-    find_campaign,
-    home_folder,
-)
+from tilewright.evolve.record.home import JOURNAL, REPORT, bytes_of, campaigns, discard, find_campaign, home_folder
 from tilewright.evolve.report.text import bytes_text, printable, shorten
 
 if TYPE_CHECKING:
@@ -167,9 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, help="seed of every random choice")
     run.add_argument("--evaluations", type=int, help="budget of evaluations")
     run.add_argument("--llm-model", help="language model that proposes candidates beside the other proposers")
-    run.add_argument(
-        "--llm-base-url", help="the model's OpenAI-compatible endpoint; its key: from the environment"
-    )
+    run.add_argument("--llm-base-url", help="the model's OpenAI-compatible endpoint; its key: from the environment")
     run.add_argument(
         "--llm-replay",
         metavar="CAMPAIGN",

@@ -82,10 +82,13 @@ def _package(name: str) -> Diagnosis:
 
 
 EXTRAS = {
-    "ui": ("mlflow", "MLflow's pages"), "tpu": ("jax", "Pallas kernels, on a modelled or a real TPU"),
-    "triton": ("triton", "Triton and Gluon kernels"), "cuda": ("nvidia-cuda-nvrtc", "CUDA C++, if torch brings none"),
-    "llm": ("openai", "a language model that proposes"), "pandas": ("pandas", "campaigns as data frames"),
-}  # fmt: skip
+    "ui": ("mlflow", "MLflow's pages"),
+    "tpu": ("jax", "Pallas kernels, on a modelled or a real TPU"),
+    "triton": ("triton", "Triton and Gluon kernels"),
+    "cuda": ("nvidia-cuda-nvrtc", "CUDA C++, if torch brings none"),
+    "llm": ("openai", "a language model that proposes"),
+    "pandas": ("pandas", "campaigns as data frames"),
+}
 """The package whose presence shows that an extra is installed, and what the extra is for."""
 
 
@@ -147,9 +150,7 @@ def _sandbox() -> Diagnosis:
     """The steps of a child's confinement that this machine's kernel permits, tried in a process of its own."""
     tried = subprocess.run([sys.executable, "-c", _CONFINE], capture_output=True, text=True, check=False)
     network, files = (word == "True" for word in [*tried.stdout.split(), "", ""][:2])
-    steps = (
-        f"network {'off' if network else 'reachable'}, files {'restricted' if files else 'not restricted'}"
-    )
+    steps = f"network {'off' if network else 'reachable'}, files {'restricted' if files else 'not restricted'}"
     advice = "" if network and files else "; use a container without credentials"
     return Diagnosis("sandbox", network and files, f"{steps} in candidates' processes{advice}", needed=False)
 
@@ -160,9 +161,7 @@ def _tpu(wanted: Chip | None = None) -> Diagnosis:
     if fault is None:
         chip = CHIPS[tpu_toolchain.chip_here() or ""]
         fault = station_fault(chip)
-    return Diagnosis(
-        f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False
-    )
+    return Diagnosis(f"target {TPU}", fault is None, fault or "runs and times a kernel (measured)", needed=False)
 
 
 def _target(target: Target) -> Diagnosis:

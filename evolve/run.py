@@ -12,12 +12,7 @@ from tilewright.evolve.campaign.conclusion import Finals, References, conclude_m
 from tilewright.evolve.campaign.config import CampaignConfig, parse_config
 from tilewright.evolve.campaign.interrupt import CtrlC
 from tilewright.evolve.campaign.loop import Budget, Campaign, Plan, StopReason, failure_text
-from tilewright.evolve.campaign.preparation import (
-    pool_settings,
-    require_same_kernels,
-    require_same_model,
-    write_meta,
-)
+from tilewright.evolve.campaign.preparation import pool_settings, require_same_kernels, require_same_model, write_meta
 from tilewright.evolve.campaign.racing import Racing
 from tilewright.evolve.campaign.resolve import Resolved, resolve
 from tilewright.evolve.campaign.searcher import build_searcher, with_earlier
@@ -103,33 +98,22 @@ def _has_results(folder: Path) -> bool:
 
 
 def resume(
-    folder: Path,
-    home: Path,
-    display: Display,
-    address: str | None = None,
-    *,
-    stop: threading.Event | None = None,
+    folder: Path, home: Path, display: Display, address: str | None = None, *, stop: threading.Event | None = None
 ) -> CampaignOutcome:
     """Resume a campaign as if it had never stopped; ``stop`` as for ``run``. Raises UserError."""
     with Journal(folder / JOURNAL, write=True) as journal:
         data = journal.meta("config")
         if data is None:
-            raise UserError(
-                f"campaign {folder.name} stopped before it began; start it again with 'tilewright run'."
-            )
+            raise UserError(f"campaign {folder.name} stopped before it began; start it again with 'tilewright run'.")
         config = parse_config(data, str(folder), recorded=True)
         if address is not None:
-            config = config.model_copy(
-                update={"workers": config.workers.model_copy(update={"address": address})}
-            )
+            config = config.model_copy(update={"workers": config.workers.model_copy(update={"address": address})})
         resolved = resolve(config)
         require_usable(resolved.target, remote=config.workers.address is not None)
         require_same_kernels(journal, resolved)
         require_same_model(journal, resolved)
         if any(event.kind == "finished" for event in journal.events()):
-            raise UserError(
-                f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'."
-            )
+            raise UserError(f"campaign {folder.name} has finished; see it with 'tilewright report {folder.name}'.")
         journal.add_event("resumed")
         with logbook(folder):
             return _Run(resolved, journal, folder, home, display, stop=stop).go()
@@ -216,9 +200,15 @@ class _Run:
         archive = Archive(search.islands, search.migration_interval)
         searcher = build_searcher(self.resolved, archive, self.journal, self.home, self.display.note)
         campaign = Campaign(
-            plan, searcher, archive, references, self.journal, self._show, self._racing(archive),
+            plan,
+            searcher,
+            archive,
+            references,
+            self.journal,
+            self._show,
+            self._racing(archive),
             ready=lambda: references.wait(0.0),
-        )  # fmt: skip
+        )
         recorded = [(index, evaluation) for _, index, evaluation, _ in self.journal.evaluations()]
         campaign.restore(list(self.journal.candidates()), recorded)
         campaign.elapsed_before = _earlier_seconds(self.journal)
@@ -231,9 +221,7 @@ class _Run:
         ordered = sorted(self.resolved.suite.workloads, key=self.resolved.operator.flops)
         return Racing([workload.id for workload in ordered], archive, self.resolved.floors())
 
-    def _conclude(
-        self, campaign: Campaign, references: References, reason: StopReason, pool: Pool
-    ) -> CampaignOutcome:
+    def _conclude(self, campaign: Campaign, references: References, reason: StopReason, pool: Pool) -> CampaignOutcome:
         # the display skips an evaluation that follows another within 0.2 s; the last one must be shown
         self._last_shown = 0.0
         self._show(campaign)
@@ -243,9 +231,7 @@ class _Run:
         if reason is StopReason.INFRASTRUCTURE:
             last = campaign.history.evaluated[-1][1]
             self.journal.add_event("interrupted", reason=last.reason)
-            raise InfrastructureFault(
-                f"workers keep failing: {last.reason}; resume with 'tilewright resume {name}'."
-            )
+            raise InfrastructureFault(f"workers keep failing: {last.reason}; resume with 'tilewright resume {name}'.")
         if reason is StopReason.INTERRUPTED:
             return self._end_interrupted()
         if (silence := self._model_silence(reason)) is not None:
@@ -308,9 +294,7 @@ class _Run:
     def _note_spent(self) -> None:
         """Record for the bill the CPU time of this process and the device time of the last comparison."""
         judged = 0.0 if self._pool is None else self._pool.thread_cpu_seconds
-        self.journal.add_event(
-            SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds
-        )
+        self.journal.add_event(SPENT, cpu_seconds=time.process_time() - judged, device_seconds=self._compared_seconds)
 
     def _winner(self, campaign: Campaign, pool: Pool, references: References) -> Genome | None:
         """The winner; None when nothing passed, and on compile-only targets, which rank nothing.
@@ -323,9 +307,7 @@ class _Run:
             return self.resolved.starts[0].genome
         if self.resolved.target.measured:
             return self._dispatch(campaign, pool)
-        finals = Finals(
-            self.resolved, self.journal, references, self.display.note, lambda: self._progress(campaign)
-        )
+        finals = Finals(self.resolved, self.journal, references, self.display.note, lambda: self._progress(campaign))
         return finals.winner(campaign.history)
 
     def _dispatch(self, campaign: Campaign, pool: Pool) -> Genome | None:

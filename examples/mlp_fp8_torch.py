@@ -119,9 +119,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--width", type=int, default=256, help="model width, a multiple of 128")
     parser.add_argument("--hidden", type=int, help="of the MLP, a multiple of 128 (default: 2 x width)")
@@ -145,9 +143,7 @@ def main() -> None:
     print(f"{found['device']}, {found['shape']}")
     for name, value in found["last_loss"].items():
         print(f"loss at the end, {name}: {value:.5f}")
-    print(
-        f"FP8 against bf16: {found['relative_difference']:+.2%}; two bf16 starts differ by {found['noise']:.2%}"
-    )
+    print(f"FP8 against bf16: {found['relative_difference']:+.2%}; two bf16 starts differ by {found['noise']:.2%}")
     for part, seconds in found["seconds"].items():
         fp8, bf16 = seconds["fp8"], seconds["bf16"]
         print(f"{part}: fp8 {fp8 * 1e3:.2f} ms, bf16 {bf16 * 1e3:.2f} ms, {bf16 / fp8:.2f} x (measured)")

@@ -36,12 +36,7 @@ def _training(model, words):
 def _llama(words):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 4 * WIDTH,
-        "num_hidden_layers": LAYERS,
-        "vocab_size": words,
-    }
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": LAYERS, "vocab_size": words}
     with torch.device(DEVICE):  # where a billion random numbers take no time
         return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=16, num_key_value_heads=4))
 
@@ -78,8 +73,7 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self.norms = torch.nn.ModuleList(LigerRMSNorm(WIDTH) for _ in range(2 * LAYERS))
         self.products = torch.nn.ModuleList(
-            torch.nn.Linear(a * WIDTH, b * WIDTH, bias=False)
-            for a, b in ((1, 3), (1, 1), (1, 8), (4, 1)) * LAYERS
+            torch.nn.Linear(a * WIDTH, b * WIDTH, bias=False) for a, b in ((1, 3), (1, 1), (1, 8), (4, 1)) * LAYERS
         )
         self.cache = torch.zeros(2 * LAYERS, batch, heads, length, WIDTH // heads, dtype=DTYPE)
 

@@ -32,9 +32,7 @@ torch::Tensor rms_norm(torch::Tensor x, torch::Tensor weight, double eps) {
     return y;
 }
 """
-kernels = load_inline(
-    "rms_norm", "torch::Tensor rms_norm(torch::Tensor, torch::Tensor, double);", SOURCE, ["rms_norm"]
-)
+kernels = load_inline("rms_norm", "torch::Tensor rms_norm(torch::Tensor, torch::Tensor, double);", SOURCE, ["rms_norm"])
 
 
 def rms_norm(x, weight):

@@ -14,12 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-LIMITS = {
-    "product": 76_000,
-    "all Python": 120_000,
-    "tracked files": 1_100,
-    "modules in the largest folder": 25,
-}
+LIMITS = {"product": 76_000, "all Python": 120_000, "tracked files": 1_100, "modules in the largest folder": 25}
 """The most these rows may be."""
 
 PARTS = {
@@ -40,9 +35,7 @@ def tracked_files(revision: str | None) -> Iterator[tuple[str, bytes]]:
             if (ROOT / path).is_file() and not (ROOT / path).is_symlink():
                 yield path, (ROOT / path).read_bytes()
         return
-    rows = [
-        line.split(None, 3) for line in _git("ls-tree", "-r", "-z", revision).decode().split("\0") if line
-    ]
+    rows = [line.split(None, 3) for line in _git("ls-tree", "-r", "-z", revision).decode().split("\0") if line]
     files = [(path, blob) for mode, _, blob, path in rows if mode != "120000"]
     answer = _git("cat-file", "--batch", stdin="\n".join(blob for _, blob in files).encode())
     at = 0

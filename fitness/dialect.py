@@ -29,12 +29,21 @@ _CODING = re.compile(r"[ \t]*#.*?coding[:=][ \t]*([-\w.]+)")
 _DEF = re.compile(r"\s*(async\s+)?def\b")
 
 _FORBIDDEN: dict[type[ast.AST], str] = {
-    ast.Global: "a global statement", ast.Nonlocal: "a nonlocal statement", ast.ClassDef: "a class",
-    ast.AsyncFunctionDef: "an async function", ast.AsyncFor: "an async loop", ast.AsyncWith: "an async with",
-    ast.Await: "await", ast.Yield: "a generator", ast.YieldFrom: "a generator", ast.With: "a with statement",
-    ast.Try: "a try statement", ast.TryStar: "a try statement", ast.Delete: "a del statement",
+    ast.Global: "a global statement",
+    ast.Nonlocal: "a nonlocal statement",
+    ast.ClassDef: "a class",
+    ast.AsyncFunctionDef: "an async function",
+    ast.AsyncFor: "an async loop",
+    ast.AsyncWith: "an async with",
+    ast.Await: "await",
+    ast.Yield: "a generator",
+    ast.YieldFrom: "a generator",
+    ast.With: "a with statement",
+    ast.Try: "a try statement",
+    ast.TryStar: "a try statement",
+    ast.Delete: "a del statement",
     ast.Match: "a match statement",
-}  # fmt: skip
+}
 """What is refused in words of its own; whatever is not among ``_KNOWN`` is refused by its name."""
 
 _KNOWN_NAMES = (
@@ -247,9 +256,19 @@ class _Checker:
                 continue
             if isinstance(
                 part,
-                ast.Call | ast.Lambda | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.SetComp
-                | ast.DictComp | ast.GeneratorExp | ast.NamedExpr | ast.Subscript | ast.JoinedStr,
-            ):  # fmt: skip
+                ast.Call
+                | ast.Lambda
+                | ast.List
+                | ast.Dict
+                | ast.Set
+                | ast.ListComp
+                | ast.SetComp
+                | ast.DictComp
+                | ast.GeneratorExp
+                | ast.NamedExpr
+                | ast.Subscript
+                | ast.JoinedStr,
+            ):
                 self._say(node, "a module-level constant is a number, a string, a dtype or a tuple of them")
                 return
 
@@ -281,9 +300,7 @@ class _Checker:
                 listed = isinstance(value, ast.List) and path in names.DECORATOR_KEYWORDS
                 parts = value.elts if isinstance(value, ast.List) and listed else [value]
                 if not all(map(self._immutable, parts)):
-                    self._say(
-                        value, f"an argument of the decorator {path} that is neither constant nor known"
-                    )
+                    self._say(value, f"an argument of the decorator {path} that is neither constant nor known")
 
     def _immutable(self, node: ast.AST) -> bool:
         """Whether it is a constant, a name of the module or of an import, or a tuple of these."""
@@ -376,9 +393,7 @@ class _Checker:
         elif path is not None and path != "functools.partial":
             allowed = names.DECORATOR_KEYWORDS.get(path, names.KEYWORDS)
         else:
-            allowed = (
-                names.KEYWORDS | names.LAUNCH_OPTIONS | (self._held.parameters - names.RESERVED_KEYWORDS)
-            )
+            allowed = names.KEYWORDS | names.LAUNCH_OPTIONS | (self._held.parameters - names.RESERVED_KEYWORDS)
         for keyword in node.keywords:
             self._keyword(keyword, allowed)
 

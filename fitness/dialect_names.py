@@ -124,9 +124,7 @@ MODULES: Mapping[str, frozenset[str]] = {
     "triton.experimental.gluon.language.nvidia.hopper": names(
         "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait"
     ),
-    "triton.experimental.gluon.language.nvidia.hopper.mbarrier": names(
-        "init wait expect arrive MBarrierLayout"
-    ),
+    "triton.experimental.gluon.language.nvidia.hopper.mbarrier": names("init wait expect arrive MBarrierLayout"),
     "triton.experimental.gluon.language.nvidia.hopper.tma": names(
         "async_copy_global_to_shared async_copy_shared_to_global store_wait"
     ),

@@ -102,9 +102,7 @@ def allowance(gate: SnrGate, least: float = 0.0) -> Allowance:
     if gate.worst is not None:
         worst = max(gate.worst, least)
         zero = min(worst, sums) if gate.zero is None else gate.zero
-        return Allowance(
-            worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare, lean=gate.lean
-        )
+        return Allowance(worst, worst, rounded=False, zero=zero, inexact=inexact, rare=gate.rare, lean=gate.lean)
     if gate.min_db >= ROUNDING_DB:
         sign, lost = (sums, STEADY * max(gate.short / 32 - 1, 0)) if inexact else (sums * SIGN, 0.0)
         return Allowance(sums, sign, rounded=True, inexact=inexact, lean=gate.lean, steady=lost)
@@ -154,9 +152,15 @@ def objection(
 
 
 def _objection(
-    output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray,
-    around: np.ndarray, allowed: Allowance, lost: np.ndarray | float = 0.0,
-) -> str | None:  # fmt: skip
+    output: np.ndarray,
+    found: np.ndarray,
+    wanted: np.ndarray,
+    rounded: np.ndarray,
+    unit: np.ndarray,
+    around: np.ndarray,
+    allowed: Allowance,
+    lost: np.ndarray | float = 0.0,
+) -> str | None:
     """``objection`` with what each element is held to: shares of ``around``, and ``unit`` in its last place; ``lost``
     counts as noise that is to be expected."""
     with np.errstate(all="ignore"):
@@ -174,9 +178,7 @@ def _objection(
         unlike = np.nonzero(~(found * rounded > 0))
         seen, due = found[unlike], rounded[unlike]
         bar = np.where(seen == 0, allowed.sign if allowed.zero is None else allowed.zero, allowed.sign)
-        flipped = (np.sign(seen) != np.sign(due)) & (
-            np.abs(wanted[unlike]) > bar * around[unlike] + unit[unlike]
-        )
+        flipped = (np.sign(seen) != np.sign(due)) & (np.abs(wanted[unlike]) > bar * around[unlike] + unit[unlike])
         if (first := _first(flipped)) is not None:
             place = tuple(int(n[first]) for n in unlike)
             what = "zero" if found[place] == 0 else "of the wrong sign"
@@ -189,9 +191,13 @@ def _objection(
 
 
 def _not_rounded_once(
-    output: np.ndarray, found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, around: np.ndarray,
+    output: np.ndarray,
+    found: np.ndarray,
+    wanted: np.ndarray,
+    rounded: np.ndarray,
+    around: np.ndarray,
     allowed: Allowance,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """What is wrong where the contract leaves nothing but one rounding: an element is no rounding of what is as near to
     the reference as sums explain, or more than a few are none of what is eight times as near."""
     other = found != rounded
@@ -212,9 +218,14 @@ def _not_rounded_once(
 
 
 def excess_noise(
-    found: np.ndarray, wanted: np.ndarray, rounded: np.ndarray, unit: np.ndarray, lost: np.ndarray,
-    output: np.ndarray, most: float = NOISE_DB,
-) -> float:  # fmt: skip
+    found: np.ndarray,
+    wanted: np.ndarray,
+    rounded: np.ndarray,
+    unit: np.ndarray,
+    lost: np.ndarray,
+    output: np.ndarray,
+    most: float = NOISE_DB,
+) -> float:
     """dB of noise beyond that of rounding and what sums have ``lost``, where it is more than ``most`` and chance."""
     error = np.where(np.abs(wanted) < _flushed(output.dtype), 0.0, found - wanted)
     noise, lost = float(np.sum(error * error)), lost * lost
@@ -302,16 +313,11 @@ def _turned(codes: np.ndarray, wanted: np.ndarray) -> Iterator[tuple[str, float,
 def _agree(sums: np.ndarray) -> bool:
     """Whether these have one sign by more than chance."""
     signs = np.sign(sums[sums != 0])
-    return len(signs) >= ALIKE and abs(float(signs.sum())) > min(
-        CHANCE * math.sqrt(len(signs)), len(signs) - 1
-    )
+    return len(signs) >= ALIKE and abs(float(signs.sum())) > min(CHANCE * math.sqrt(len(signs)), len(signs) - 1)
 
 
 def turned_too_far(
-    codes: np.ndarray,
-    wanted_codes: np.ndarray,
-    worst: float,
-    scales: tuple[np.ndarray, np.ndarray] | None = None,
+    codes: np.ndarray, wanted_codes: np.ndarray, worst: float, scales: tuple[np.ndarray, np.ndarray] | None = None
 ) -> str | None:
     """One line on an element that is farther from the reference than the next code and ``worst`` explain, else None.
 

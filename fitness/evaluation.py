@@ -175,12 +175,7 @@ class Evaluation(BaseModel):
 
     def even_with(self, other: "Evaluation") -> bool:
         """Whether two modelled fitnesses differ by less than the model's own error."""
-        if (
-            self.fitness is None
-            or other.fitness is None
-            or self.interval is None
-            or self.model_version is None
-        ):
+        if self.fitness is None or other.fitness is None or self.interval is None or self.model_version is None:
             return False
         if self.model_version != other.model_version:
             return False

@@ -88,14 +88,11 @@ def _read(
         allowed = elements.allowance(gate, least)
         judged = reference if passed else {}
         faults = [
-            elements.objection(outputs[n], wanted, allowed, usual.get(n), slack.get(n))
-            for n, wanted in judged.items()
+            elements.objection(outputs[n], wanted, allowed, usual.get(n), slack.get(n)) for n, wanted in judged.items()
         ]
         fault = next(filter(None, faults), "")
         passed, reported_bar = passed and not fault, bar if gate.turned else None
-        return GateReading(
-            gate=gate.name, inputs=kind, value=shown, passed=passed, bar=reported_bar, detail=fault
-        )
+        return GateReading(gate=gate.name, inputs=kind, value=shown, passed=passed, bar=reported_bar, detail=fault)
     if any(outputs[name].dtype != reference[name].dtype for name in gate.outputs):
         return GateReading(gate=gate.name, inputs=kind, value=None, passed=False)
     if isinstance(gate, AgreementGate):
@@ -114,11 +111,7 @@ def _bar(gate: SnrGate, references: Mapping[str, Arrays], name: str, wanted: np.
 
 
 def _read_agreement(
-    gate: AgreementGate,
-    outputs: Mapping[str, np.ndarray],
-    references: Mapping[str, Arrays],
-    kind: str,
-    least: float,
+    gate: AgreementGate, outputs: Mapping[str, np.ndarray], references: Mapping[str, Arrays], kind: str, least: float
 ) -> GateReading:
     """The gate's reading on the output with the least margin above its bar, or the farthest below it."""
     reference = references[gate.reference]

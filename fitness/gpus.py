@@ -66,16 +66,12 @@ RATES: Mapping[str, tuple[float, Mapping[str, float]]] = {
 """Part of a product's name to memory bandwidth (bytes/s) and dense peaks (FLOP/s); the first that fits."""
 
 
-def _gpu(
-    name: str, product: str, capability: int, multiprocessors: int, smem_bytes: int, flush_bytes: int
-) -> Gpu:
+def _gpu(name: str, product: str, capability: int, multiprocessors: int, smem_bytes: int, flush_bytes: int) -> Gpu:
     """A GPU with the rates of its product."""
     plain = product.replace("-", " ")
     rates = next((found for key, found in RATES.items() if key.replace("-", " ") in plain), None)
     hbm, peaks = rates or (UNKNOWN_RATE, {"bf16": UNKNOWN_RATE})
-    return Gpu(
-        name, product, capability, multiprocessors, smem_bytes, flush_bytes, hbm, COPY_SHARE * hbm, peaks
-    )
+    return Gpu(name, product, capability, multiprocessors, smem_bytes, flush_bytes, hbm, COPY_SHARE * hbm, peaks)
 
 
 GPUS: Mapping[str, Gpu] = {

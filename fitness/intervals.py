@@ -60,10 +60,7 @@ def paired_ratio(over: Mapping[str, Rounds], under: Mapping[str, Rounds]) -> Rat
         raise ValueError("a paired ratio needs the same workloads on both sides")
     means, errors, freedom = [], [], 0
     for name, rounds in over.items():
-        logs = [
-            math.log(statistics.median(a) / statistics.median(b))
-            for a, b in zip(rounds, under[name], strict=True)
-        ]
+        logs = [math.log(statistics.median(a) / statistics.median(b)) for a, b in zip(rounds, under[name], strict=True)]
         means.append(statistics.fmean(logs))
         if len(logs) > 1:
             errors.append(statistics.variance(logs) / len(logs))

@@ -59,9 +59,7 @@ class KernelIsa:
         return {**asdict(self), "occupancy": self.occupancy, "store_bytes": self.store_bytes}
 
 
-def read_isa(
-    text: str, usage: str, architecture: Architecture, name: str, warps: int, shared: int
-) -> KernelIsa:
+def read_isa(text: str, usage: str, architecture: Architecture, name: str, warps: int, shared: int) -> KernelIsa:
     """From assembler text: ``amdgcn`` for AMD, SASS for NVIDIA with ``usage`` of ``cuobjdump``.
 
     ``shared`` is what the compiler's metadata says: AMD's LDS is dynamic and not in the text. Raises UnreadableCode.
@@ -72,9 +70,8 @@ def read_isa(
     found = reader(text, usage)
     resident, limit = architecture.resident_warps(warps, found["registers"], shared)
     return KernelIsa(
-        name=name, warps=warps, shared=shared, resident=resident, most_resident=architecture.warps, limit=limit,
-        **found,
-    )  # fmt: skip
+        name=name, warps=warps, shared=shared, resident=resident, most_resident=architecture.warps, limit=limit, **found
+    )
 
 
 _AMD_FIELD = r"^\s*-?\s*\.{}:\s+(\d+)"
@@ -92,12 +89,15 @@ def _read_amd(text: str, usage: str) -> dict[str, Any]:
     if not counts:
         counts = Counter(_AMD_LINE.findall(text))
     return {
-        "registers": field("vgpr_count"), "accumulators": field("agpr_count"), "spilled": field("vgpr_spill_count"),
-        "stack_bytes": field("private_segment_fixed_size"), "instructions": sum(counts.values()),
+        "registers": field("vgpr_count"),
+        "accumulators": field("agpr_count"),
+        "spilled": field("vgpr_spill_count"),
+        "stack_bytes": field("private_segment_fixed_size"),
+        "instructions": sum(counts.values()),
         "matrix": _chosen(counts, r"v_(mfma|smfmac|s?wmmac?)_"),
         "stores": _chosen(counts, r"(global|buffer|flat)_store_"),
         "loads": _chosen(counts, r"(global|buffer|flat)_load_"),
-    }  # fmt: skip
+    }
 
 
 _SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)", re.M)

@@ -131,17 +131,13 @@ class Headroom:
 
 
 def headroom(
-    before: Iterable[WorkloadFigures],
-    now: Iterable[WorkloadFigures],
-    floors: Mapping[str, Mapping[str, float]],
+    before: Iterable[WorkloadFigures], now: Iterable[WorkloadFigures], floors: Mapping[str, Mapping[str, float]]
 ) -> list[Headroom]:
     """For each workload that both ran and a floor is known for."""
     first = {figures.workload: figures.seconds for figures in before}
     found = []
     for figures in now:
-        known = [
-            s for unit, s in floors.get(figures.workload, {}).items() if unit not in _OPTIONAL and s > 0.0
-        ]
+        known = [s for unit, s in floors.get(figures.workload, {}).items() if unit not in _OPTIONAL and s > 0.0]
         if known and figures.workload in first:
             found.append(Headroom(figures.workload, first[figures.workload], figures.seconds, max(known)))
     return found

@@ -221,9 +221,7 @@ def windows(
     return found
 
 
-def crossing(
-    references: Mapping[str, Arrays], where: Mapping[str, Sequence[np.ndarray]]
-) -> dict[str, Arrays]:
+def crossing(references: Mapping[str, Arrays], where: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Arrays]:
     """References at the crossings of these indices; arrays of fewer axes are cut along their leading ones."""
     return {
         name: {

@@ -100,14 +100,10 @@ def dequantise(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return blocks.reshape(codes.shape)
 
 
-def quantise_weights(
-    w: np.ndarray, group: int, *, bf16_scales: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def quantise_weights(w: np.ndarray, group: int, *, bf16_scales: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """``w`` [..., C, F] float32 -> (q [..., C, F] e4m3, scales [..., C/group, 1, F] float32, equal in 128 columns)."""
     blocks = w.reshape(*w.shape[:-2], w.shape[-2] // group, group, -1, SCALED_COLUMNS).swapaxes(-3, -2)
-    q, scale = quantise(
-        blocks.reshape(*blocks.shape[:-2], -1), group * SCALED_COLUMNS, bf16_scales=bf16_scales
-    )
+    q, scale = quantise(blocks.reshape(*blocks.shape[:-2], -1), group * SCALED_COLUMNS, bf16_scales=bf16_scales)
     q = q.reshape(blocks.shape).swapaxes(-3, -2).reshape(w.shape)
     return q, np.repeat(scale[..., 0], SCALED_COLUMNS, axis=-1)[..., None, :]
 
@@ -119,9 +115,16 @@ def dequantise_weights(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def integers(
-    rng: np.random.Generator, shape: tuple[int, ...], axis: int, seed: int, *, mirror: bool, most: int = 7,
-    far: float = 1.0, width: int = 128,
-) -> np.ndarray:  # fmt: skip
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    axis: int,
+    seed: int,
+    *,
+    mirror: bool,
+    most: int = 7,
+    far: float = 1.0,
+    width: int = 128,
+) -> np.ndarray:
     """A float32 operand of integers 1 to ``most`` that shows accumulators of too few bits.
 
     Two operands with the same ``seed``, one of them with ``mirror``, have a product whose partial sums are large and
@@ -157,9 +160,17 @@ def peaks(x: np.ndarray, axis: int, width: int, seed: int) -> np.ndarray:
 
 
 def values(
-    rng: np.random.Generator, kind: str, shape: tuple[int, ...], axis: int, width: int, seed: int,
-    *, first: bool = True, free: int = 1, larger: float = 1.0,
-) -> np.ndarray:  # fmt: skip
+    rng: np.random.Generator,
+    kind: str,
+    shape: tuple[int, ...],
+    axis: int,
+    width: int,
+    seed: int,
+    *,
+    first: bool = True,
+    free: int = 1,
+    larger: float = 1.0,
+) -> np.ndarray:
     """A float32 operand (the ``first``, or the other) of a product that quantises it. ``axis`` is contracted; a scale
     block has ``width`` elements along it and ``free`` along the axis beside it.
 
@@ -252,8 +263,9 @@ ATTENTION_GATES: tuple[Gate, ...] = (
 ones lean, by 0.2 to 0.4 of a last place. Where one key has all the weight, the answer is its value."""
 
 GATES: tuple[Gate, ...] = (
-    SnrGate("field", "field", 25.0), SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
-)  # fmt: skip
+    SnrGate("field", "field", 25.0),
+    SnrGate("exact", "exact", 45.0, slack="slack", turned="turned"),
+)
 INPUT_KINDS = ("randn", "outliers", "spread", "zero_blocks", "integers", "repeated", "faint", "huge")
 """Of products that quantise an operand on the way."""
 

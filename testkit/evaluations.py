@@ -29,10 +29,17 @@ def evaluation(genome: Genome | str, **given: Any) -> Evaluation:
 
 
 def candidate(
-    index: int, genome: Genome | None = None, *, parents: tuple[str, ...] = (),
-    kind: MutationKind = MutationKind.PARAMETER, proposer: str = "parameters", detail: str = "",
-    generation: int = 0, island: int = 0, seen: int = 0,
-) -> Candidate:  # fmt: skip
+    index: int,
+    genome: Genome | None = None,
+    *,
+    parents: tuple[str, ...] = (),
+    kind: MutationKind = MutationKind.PARAMETER,
+    proposer: str = "parameters",
+    detail: str = "",
+    generation: int = 0,
+    island: int = 0,
+    seen: int = 0,
+) -> Candidate:
     """Candidate ``index``; without a genome one whose parameter ``x`` is the index."""
     found = genome or Genome("k", {"x": index})
     return Candidate(index, found, parents, Mutation(kind, proposer, detail), generation, island, seen)

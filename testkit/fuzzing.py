@@ -46,8 +46,7 @@ BUNDLES = (
     b"  %2 = vmatmul.mubr.f8e4m3fn.gmra.mrb[0].mxu0 %v14_v1\n"
 )
 CRITICAL = (
-    b"Length to end: 1000, %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\n"
-    b"Length to end: 60, %2 = vadd %v1\n"
+    b"Length to end: 1000, %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/8192\nLength to end: 60, %2 = vadd %v1\n"
 )
 ALLOCATION = b"#allocation2 [shape = 'f32[8,128]', space=vmem, size = 0x12000, scoped]\n"
 PROFILE = b'op_name: "a"\nestimated_cycles: 1000\nnum_equivalent_hlos: 1\n'
@@ -80,7 +79,7 @@ def parsers() -> Mapping[str, Parser]:
         "reply": Parser(lambda d, _: read_reply(_text(d), PARENT), (EditError,), (REPLY,)),
         "library index": Parser(_index, (NotServed,), (INDEX,)),
         "dialect": Parser(lambda d, _: dialect.check(_text(d)), (), (PARENT.encode(),)),
-    }  # fmt: skip
+    }
 
 
 def _text(data: bytes) -> str:

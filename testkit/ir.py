@@ -13,9 +13,7 @@ def traced(source, params=PARAMS, m=256, n=256, k=512):
 
     workload = {"id": "w", "inputs": [tensor("a", m, k), tensor("b", k, n)], "outputs": [tensor("c", m, n)]}
     chip = {"kind": "TPU7x", "cores": 1}
-    data = {
-        "source": source, "params": params, "chip": chip, "workloads": [workload], "check": [], "lower": ["w"],
-    }  # fmt: skip
+    data = {"source": source, "params": params, "chip": chip, "workloads": [workload], "check": [], "lower": ["w"]}
     frames = []
     pallas_trace.run(Frame("pallas.trace", data), frames.append)
     if frames[-1].kind == "artefact":
@@ -53,9 +51,7 @@ def scalars_followed(source, **options):
     counts = []
     for each in (bound.original, bound.costed):
         (kernel,) = module_facts(each)["kernels"]
-        counts.append(
-            (kernel["matmul_flops"], sum(_count(each, f"arith.{name}si") for name in ("div", "rem")))
-        )
+        counts.append((kernel["matmul_flops"], sum(_count(each, f"arith.{name}si") for name in ("div", "rem"))))
     return counts
 
 
@@ -137,9 +133,7 @@ def walked(lengths, *, by_data=False):
         called = pl.pallas_call(walk, grid_spec=grid, out_shape=out)
         return called(jnp.flip(jnp.array(lengths[::-1])), jnp.int32(1), data, x)
 
-    module = _exported(
-        run, jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((128, 128), jnp.float32)
-    )
+    module = _exported(run, jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((128, 128), jnp.float32))
     (kernel,) = module_facts(module, bind(module, {}))["kernels"]
     return kernel
 

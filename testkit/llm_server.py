@@ -81,8 +81,8 @@ def _completion(answer: Answer, model: str) -> bytes:
             "created": 0,
             "model": model,
             "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer.text}},
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer.text}}
             ],
             "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
-        },
-    ).encode()  # fmt: skip
+        }
+    ).encode()

@@ -24,9 +24,12 @@ def _deterministic():
 
 
 AMBIENT = {
-    "deterministic": _deterministic, "without gradients": torch.no_grad, "inference": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16), "meta by default": lambda: torch.device("meta"),
-}  # fmt: skip
+    "deterministic": _deterministic,
+    "without gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "meta by default": lambda: torch.device("meta"),
+}
 """What a call is made within, by the way of it."""
 
 WAYS = ("once", "twice", "last", "create", "inputs change", *AMBIENT, "jvp", "vmap")
@@ -41,20 +44,30 @@ class _Own(torch.Tensor):
 
 
 CHANGES = {
-    "fewer rows": lambda t: t[:7].clone(), "one row": lambda t: t[:1].clone(),
-    "narrower": lambda t: t[..., : max(1, t.shape[-1] // 2)].clone(), "larger": lambda t: torch.cat([t, t]),
-    "other dtype": _if_float(torch.Tensor.double), "half": _if_float(torch.Tensor.half),
+    "fewer rows": lambda t: t[:7].clone(),
+    "one row": lambda t: t[:1].clone(),
+    "narrower": lambda t: t[..., : max(1, t.shape[-1] // 2)].clone(),
+    "larger": lambda t: torch.cat([t, t]),
+    "other dtype": _if_float(torch.Tensor.double),
+    "half": _if_float(torch.Tensor.half),
     "bfloat": _if_float(torch.Tensor.bfloat16),
-    "other integers": lambda t: t if t.is_floating_point() else t.short(), "rank": lambda t: t[None],
-    "flat": lambda t: t.reshape(-1), "empty": lambda t: t[:0],
+    "other integers": lambda t: t if t.is_floating_point() else t.short(),
+    "rank": lambda t: t[None],
+    "flat": lambda t: t.reshape(-1),
+    "empty": lambda t: t[:0],
     "with gaps": lambda t: torch.stack([t, t], -1)[..., 0],
-    "turned": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t, "spread": lambda t: t[:1].expand(t.shape),
+    "turned": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
+    "spread": lambda t: t[:1].expand(t.shape),
     "one row of a wider": lambda t: torch.cat([t, t], -1)[:1, ..., : t.shape[-1]],
     "shifted": lambda t: torch.cat([t.reshape(-1)[:1], t.reshape(-1)])[1:].view(t.shape),
-    "other device": lambda t: t.to("meta"), "of numpy": torch.Tensor.numpy, "numbers": lambda t: 2,
-    "none": lambda t: None, "sparse": torch.Tensor.to_sparse, "subclass": lambda t: t.as_subclass(_Own),
+    "other device": lambda t: t.to("meta"),
+    "of numpy": torch.Tensor.numpy,
+    "numbers": lambda t: 2,
+    "none": lambda t: None,
+    "sparse": torch.Tensor.to_sparse,
+    "subclass": lambda t: t.as_subclass(_Own),
     "parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
-}  # fmt: skip
+}
 FIRST = ("fewer rows", "other dtype", "none", "larger", "with gaps")
 """Changes that are made of the first tensor alone, too."""
 
@@ -157,10 +170,7 @@ def outcome(function, given, way):
 
 def _raised(error):
     changed = "inplace" in str(error)  # of several inputs that were changed torch names one or another
-    return [
-        type(error).__name__,
-        [] if isinstance(error, TypeError) or changed else str(error).splitlines()[:1],
-    ]
+    return [type(error).__name__, [] if isinstance(error, TypeError) or changed else str(error).splitlines()[:1]]
 
 
 def _shares(one, other):
@@ -168,9 +178,7 @@ def _shares(one, other):
         return "same"
     if "meta" in (one.device.type, other.device.type) or torch.sparse_coo in (one.layout, other.layout):
         return ""
-    return "memory" * (
-        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
-    )
+    return "memory" * (one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0)
 
 
 def _transformed(function, given, way):
@@ -238,11 +246,17 @@ def odd_array_calls(function, made):
     for way in ARRAY_WAYS:
         yield f"as recorded: {way}", made, way
     changes = {
-        "fewer rows": lambda t: t[: max(1, t.shape[0] // 2)], "larger": lambda t: jax.numpy.concatenate([t, t]),
-        "half": to("fV", "float16"), "other integers": to("iu", "int8"), "rank": lambda t: t[None],
-        "empty": lambda t: t[:0], "of numpy": np.asarray, "none": lambda t: None,
-        "of torch": lambda t: torch.zeros(t.shape), "turned": lambda t: t.T,
-    }  # fmt: skip
+        "fewer rows": lambda t: t[: max(1, t.shape[0] // 2)],
+        "larger": lambda t: jax.numpy.concatenate([t, t]),
+        "half": to("fV", "float16"),
+        "other integers": to("iu", "int8"),
+        "rank": lambda t: t[None],
+        "empty": lambda t: t[:0],
+        "of numpy": np.asarray,
+        "none": lambda t: None,
+        "of torch": lambda t: torch.zeros(t.shape),
+        "turned": lambda t: t.T,
+    }
     for name, change in changes.items():
         yield name, each(change), "once"
         yield f"{name}, of the first", each(change, 1), "once"
@@ -264,12 +278,13 @@ def array_outcome(function, given, way):
 
     called, to = jax.jit(of) if "jit" in way else of, [leaves[place] for place in places]
     ways = {
-        "grad": lambda: jax.grad(lambda *c: sum(t.astype("float32").sum() for t in jax.tree.leaves(called(*c))),
-                                 tuple(range(len(to))))(*to),
+        "grad": lambda: jax.grad(
+            lambda *c: sum(t.astype("float32").sum() for t in jax.tree.leaves(called(*c))), tuple(range(len(to)))
+        )(*to),
         "jvp": lambda: jax.jvp(called, tuple(to), tuple(to)),
         "vmap": lambda: jax.vmap(called)(*(jax.numpy.stack([t, t]) for t in to)),
         "shapes": lambda: jax.eval_shape(called, *to),
-    }  # fmt: skip
+    }
     try:
         found = ways.get(way.removesuffix(" of jit"), lambda: called(*to))()
     except Exception as error:  # noqa: BLE001 - both sides must raise the same

@@ -15,9 +15,15 @@ FAMILY = str(FIXTURES / "small_gemm")
 
 def pool_settings(**changes: object) -> PoolSettings:
     known = {
-        "operator": f"{FAMILY}/good", "target": "tpu7x", "suite": "tiny", "descriptors": ("block_m",),
-        "check_seconds": 60.0, "measure_seconds": 60.0, "memory_gib": 8.0, "count": 2,
-    }  # fmt: skip
+        "operator": f"{FAMILY}/good",
+        "target": "tpu7x",
+        "suite": "tiny",
+        "descriptors": ("block_m",),
+        "check_seconds": 60.0,
+        "measure_seconds": 60.0,
+        "memory_gib": 8.0,
+        "count": 2,
+    }
     return PoolSettings(**{**known, **changes})  # type: ignore[arg-type]
 
 

@@ -37,9 +37,14 @@ Seconds = Callable[[Genome, str], float]
 
 
 def write_campaign(
-    home: Path, *, winner: Genome = CHILD, target: str = "tpu7x", family: Path = FAMILY,
-    genomes: Sequence[Genome] = GENOMES, seeds: Sequence[str] = (),
-) -> Path:  # fmt: skip
+    home: Path,
+    *,
+    winner: Genome = CHILD,
+    target: str = "tpu7x",
+    family: Path = FAMILY,
+    genomes: Sequence[Genome] = GENOMES,
+    seeds: Sequence[str] = (),
+) -> Path:
     """A campaign of ``genomes``, the seed first, in ``home``; its folder."""
     folder = home / "campaigns" / "tiny-001"
     folder.mkdir(parents=True)
@@ -112,8 +117,7 @@ class FormulaPool:
             drift = 1 + 0.1 * rng.random(6)
             rounds[shape.id] = {
                 genome.id: [
-                    [self.seconds(genome, shape.id) * d * (1 + 0.01 * e) for e in rng.standard_normal(3)]
-                    for d in drift
+                    [self.seconds(genome, shape.id) * d * (1 + 0.01 * e) for e in rng.standard_normal(3)] for d in drift
                 ]
                 for genome in genomes
                 if only is None or shape.id in only[genome.id]
@@ -141,17 +145,26 @@ class FormulaPool:
         fitness = math.exp(sum(math.log(f.tflops) for f in timed) / len(timed))
         read = {"gate": "exact", "inputs": "randn", "value": 55.0, "passed": True}
         return passed(
-            job.genome, *timed, target=self.resolved.target.name, suite=suite.name, fitness=fitness,
+            job.genome,
+            *timed,
+            target=self.resolved.target.name,
+            suite=suite.name,
+            fitness=fitness,
             interval=(fitness, fitness),
             gates=() if job.baseline else tuple(GateReading(workload=f.workload, **read) for f in timed),
-            artefact=f"{job.genome.id}-{job.scope}", toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
-        )  # fmt: skip
+            artefact=f"{job.genome.id}-{job.scope}",
+            toolchain={"jax": "0.10.2", "libtpu": "0.0.51"},
+        )
 
 
 def run(
-    folder: Path, writer: LibraryWriter, options: Options | None = None, seconds: Seconds = quick_child,
-    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation, **settings: Any,
-) -> PromotionOutcome:  # fmt: skip
+    folder: Path,
+    writer: LibraryWriter,
+    options: Options | None = None,
+    seconds: Seconds = quick_child,
+    spoil: Callable[[Job, Evaluation], Evaluation] = lambda job, evaluation: evaluation,
+    **settings: Any,
+) -> PromotionOutcome:
     make = lambda resolved: FormulaPool(resolved, seconds, spoil, **settings)  # noqa: E731
     return promote(folder, writer, options or Options(), lambda line: None, make)
 

@@ -126,9 +126,7 @@ def run_checks(cases: Iterable[Case], trials: Sequence[Trial]) -> None:
         while left:
             jobs = [_job(number, trials[number], by_name[trials[number].kernel]) for number in left]
             done = {answer["id"]: answer for answer in _checker(language).ask(jobs)}
-            for number, answer in (
-                done or {left[0]: {"ok": False, "reason": "the interpreter died"}}
-            ).items():
+            for number, answer in (done or {left[0]: {"ok": False, "reason": "the interpreter died"}}).items():
                 trials[number].ok, trials[number].reason = answer["ok"], answer["reason"]
             left = [number for number in left if trials[number].ok is None]
 
@@ -150,9 +148,13 @@ class _Checker:
         if self._process is None or self._process.poll() is not None:
             environment = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1", "XLA_FLAGS": FAST_COMPILES}
             self._process = subprocess.Popen(
-                [sys.executable, str(CHECKER), self._language], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment},
-            )  # fmt: skip
+                [sys.executable, str(CHECKER), self._language],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, **environment},
+            )
             weakref.finalize(self, _end, self._process)
         process = self._process
         assert process.stdin is not None and process.stdout is not None

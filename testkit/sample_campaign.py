@@ -20,9 +20,7 @@ SUITE_WORKLOADS = {"1024x2048x2048": 2 * 1024 * 2048**2, "2048x2048x2048": 2 * 2
 FINAL_WORKLOADS = {"4096x4096x4096": 2 * 4096**3}
 CLOCK_HZ, PEAK_TFLOPS = 2.2e9, 2307.0
 TOOLCHAIN = {"tilewright": "0.1.0", "python": "3.11.7", "jax": "0.10.2", "libtpu": "0.0.51", "ray": "2.60.0"}
-SYSTEM = {
-    "os": "Linux 6.1", "architecture": "x86_64", "cores": "2", "memory_gib": "8", "commit": "0123abcd+changes",
-}  # fmt: skip
+SYSTEM = {"os": "Linux 6.1", "architecture": "x86_64", "cores": "2", "memory_gib": "8", "commit": "0123abcd+changes"}
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&\"'\x00\x1b[31m"
 
 SOURCE = '''"""Fused-quantise FP8 GEMM."""
@@ -46,8 +44,13 @@ def build(params):
     return kernel
 '''
 DEFAULTS: dict[str, Value] = {
-    "block_m": 512, "block_n": 1024, "block_k": 1024, "placement": "per_use", "skew": 0, "unroll": False,
-}  # fmt: skip
+    "block_m": 512,
+    "block_n": 1024,
+    "block_k": 1024,
+    "placement": "per_use",
+    "skew": 0,
+    "unroll": False,
+}
 CHOICES: dict[str, tuple[Value, ...]] = {
     "block_m": (256, 512, 1024),
     "block_n": (512, 1024, 2048),
@@ -75,9 +78,7 @@ def sample_seconds(params: dict[str, Value], flops: int) -> float:
     return flops / (PEAK_TFLOPS * 1e12) * (1 + waste)
 
 
-def sample_figures(
-    params: dict[str, Value], workload: str, flops: int, factor: float = 1.0
-) -> WorkloadFigures:
+def sample_figures(params: dict[str, Value], workload: str, flops: int, factor: float = 1.0) -> WorkloadFigures:
     seconds = sample_seconds(params, flops) * factor
     busy = min(1.0, flops / (PEAK_TFLOPS * 1e12) / seconds)
     cycles = round(seconds * CLOCK_HZ)
@@ -92,9 +93,7 @@ def sample_figures(
         "critical_path": {"MATMUL": round(cycles * busy), "VALU": round(cycles * (1 - busy))},
     }
     tflops = flops / seconds / 1e12
-    return figures(
-        workload, seconds, tflops=tflops, roofline_fraction=tflops / PEAK_TFLOPS, diagnosis=diagnosis
-    )
+    return figures(workload, seconds, tflops=tflops, roofline_fraction=tflops / PEAK_TFLOPS, diagnosis=diagnosis)
 
 
 def sample_evaluation(genome: Genome, workloads: dict[str, int], *, factor: float = 1.0) -> Evaluation:
@@ -102,15 +101,22 @@ def sample_evaluation(genome: Genome, workloads: dict[str, int], *, factor: floa
     timed = tuple(sample_figures(params, w, f, factor) for w, f in workloads.items())
     fitness = math.exp(sum(math.log(f.tflops) for f in timed) / len(timed))
     gates = tuple(
-        GateReading(gate=g, inputs=i, value=49.3, passed=True)
-        for g in ("field", "exact")
-        for i in ("randn", "spread")
+        GateReading(gate=g, inputs=i, value=49.3, passed=True) for g in ("field", "exact") for i in ("randn", "spread")
     )
     return passed(
-        genome, *timed, target=TARGET, suite=SUITE, fitness=fitness, interval=(fitness, fitness), gates=gates,
+        genome,
+        *timed,
+        target=TARGET,
+        suite=SUITE,
+        fitness=fitness,
+        interval=(fitness, fitness),
+        gates=gates,
         descriptors={"placement": str(params["placement"]), "vmem": "16-32 MiB"},
-        artefact=f"artefact-{genome.id}", toolchain={"libtpu": "0.0.51"}, wall_seconds=2.5, worker="worker 0",
-    )  # fmt: skip
+        artefact=f"artefact-{genome.id}",
+        toolchain={"libtpu": "0.0.51"},
+        wall_seconds=2.5,
+        worker="worker 0",
+    )
 
 
 def failed_evaluation(genome: Genome, which: int, n: int) -> Evaluation:
@@ -138,9 +144,7 @@ class SampleCampaign:
             "seed": 7,
             "budget": {"evaluations": 60, "wall_seconds": 300.0, "fitness": None},
             "seeds": ["naive"],
-            "floors": {
-                "4096x4096x4096": {"mxu_seconds": 64.5e-6, "vector_seconds": 15.3e-6, "hbm_seconds": 21.6e-6}
-            },
+            "floors": {"4096x4096x4096": {"mxu_seconds": 64.5e-6, "vector_seconds": 15.3e-6, "hbm_seconds": 21.6e-6}},
         }
         self.journal.set_meta("campaign", facts)
         self.journal.set_meta("toolchain", TOOLCHAIN)
@@ -171,9 +175,7 @@ class SampleCampaign:
         seed = self.passed[0][0].genome
         for name, genome in (("winner", winner), (f"finalist:{winner.id}", winner), ("seed:naive", seed)):
             self.journal.add_reference(name, "final", sample_evaluation(genome, FINAL_WORKLOADS))
-        self.journal.add_reference(
-            "bf16", "final", sample_evaluation(self.bf16, FINAL_WORKLOADS, factor=1.25)
-        )
+        self.journal.add_reference("bf16", "final", sample_evaluation(self.bf16, FINAL_WORKLOADS, factor=1.25))
         self.journal.add_event("finished", reason="evaluations", winner=winner.id)
         return winner
 
@@ -207,9 +209,7 @@ class SampleCampaign:
             mutation = Mutation(MutationKind.CROSSOVER, "crossover", detail)
             return Genome(source, params), (parent.genome.id, other.genome.id), mutation
         if draw < 0.3:
-            line = (
-                f"    # rewrite {self.index} {HOSTILE!r}\n    shift = {self.index}\n    return tile / scale"
-            )
+            line = f"    # rewrite {self.index} {HOSTILE!r}\n    shift = {self.index}\n    return tile / scale"
             source = source.replace("    return tile / scale", line)
             mutation = Mutation(MutationKind.REWRITE, "rewrite", "hoist the scale out of the inner loop")
             return Genome(source, params), (parent.genome.id,), mutation
@@ -221,9 +221,7 @@ class SampleCampaign:
         return Genome(source, params), (parent.genome.id,), mutation
 
 
-def write_sample(
-    path: Path, count: int = 48, *, finish: bool = True, campaign: str = "quickstart-001"
-) -> Path:
+def write_sample(path: Path, count: int = 48, *, finish: bool = True, campaign: str = "quickstart-001") -> Path:
     """A whole campaign of ``count`` evaluations in a journal at ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sample = SampleCampaign(path, campaign)

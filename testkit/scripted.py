@@ -55,11 +55,7 @@ class Doubler:
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:
         rng = np.random.default_rng([seed, workload.dims["M"], len(kind)])
-        made = (
-            rng.standard_normal((workload.dims["M"], 64))
-            if kind == "randn"
-            else np.ones((workload.dims["M"], 64))
-        )
+        made = rng.standard_normal((workload.dims["M"], 64)) if kind == "randn" else np.ones((workload.dims["M"], 64))
         return {"a": made.astype(np.float32)}
 
     def oracle(self, workload: Workload, inputs: Arrays) -> dict[str, Arrays]:
@@ -82,9 +78,15 @@ def request(operator: Doubler | None = None, **changes: Any) -> Request:
     operator = operator or Doubler()
     suite = operator.suites["tiny"]
     fields: dict[str, Any] = {
-        "target": TARGET, "limits": Limits(), "seed": 7, "measured": suite.workloads, "source": SOURCE,
-        "params": {"x": 1}, "checked": suite.check, "folder": Path("nowhere"),
-    }  # fmt: skip
+        "target": TARGET,
+        "limits": Limits(),
+        "seed": 7,
+        "measured": suite.workloads,
+        "source": SOURCE,
+        "params": {"x": 1},
+        "checked": suite.check,
+        "folder": Path("nowhere"),
+    }
     return Request(operator=operator, truth=Truth(operator), **{**fields, **changes})
 
 
@@ -106,9 +108,7 @@ def answers(job: Frame, change: Callable[[Frame], Frame | None] = lambda frame: 
         name = workload["id"]
         for kind in next((c["kinds"] for c in job.data.get("check", ()) if c["workload"] == name), ()):
             doubled = {"c": 2 * job.arrays[f"{name}/{kind}/a"]}
-            frames.append(
-                Frame("checked", {"workload": name, "kind": kind, "inputs_changed": False}, doubled)
-            )
+            frames.append(Frame("checked", {"workload": name, "kind": kind, "inputs_changed": False}, doubled))
         if job.kind == "time":
             entries, calls = len(job.data["entries"]), [HONEST_SECONDS] * job.data["calls"]
             data: dict[str, Any] = {
@@ -121,9 +121,7 @@ def answers(job: Frame, change: Callable[[Frame], Frame | None] = lambda frame: 
             }
             kinds = ["", *(f"{kind}/" for kind in job.data.get("kinds", {}).get(name, ()))]
             outputs = {
-                f"{place}/{kind}c": 2 * job.arrays[f"{name}/{kind}a"]
-                for place in range(entries)
-                for kind in kinds
+                f"{place}/{kind}c": 2 * job.arrays[f"{name}/{kind}a"] for place in range(entries) for kind in kinds
             }
             frames.append(Frame("timed", data, outputs))
     return done([changed for frame in frames if (changed := change(frame)) is not None])
@@ -133,9 +131,13 @@ class ScriptedStation:
     """Answers jobs by a function; keeps them, and a champion."""
 
     def __init__(
-        self, answer: Callable[[Frame], ChildOutcome] = answers, *, champion: Champion | None = None,
-        scale: DeviceRatio | None = None, seed: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        answer: Callable[[Frame], ChildOutcome] = answers,
+        *,
+        champion: Champion | None = None,
+        scale: DeviceRatio | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.jobs: list[tuple[Frame, JobLimits]] = []
         self.held = champion
         self.claims: list[str] = []

@@ -32,11 +32,17 @@ def operator(name: str) -> TakenOperator:
     )
     reference = row["reference"]
     return TakenOperator(
-        f"{name.replace(' ', '_')}_tuned/taken", reference if "." in reference else f"{HERE}:{reference}", row["call"],
-        operands, results, {"small": Suite("small", workloads=(timed,), check=tuple(shapes))},
-        {"seed": SeedKernel("seed", row["source"])}, independent=tuple(row["independent"]), kinds=tuple(row["kinds"]),
+        f"{name.replace(' ', '_')}_tuned/taken",
+        reference if "." in reference else f"{HERE}:{reference}",
+        row["call"],
+        operands,
+        results,
+        {"small": Suite("small", workloads=(timed,), check=tuple(shapes))},
+        {"seed": SeedKernel("seed", row["source"])},
+        independent=tuple(row["independent"]),
+        kinds=tuple(row["kinds"]),
         spread=row.get("spread", 4),
-    )  # fmt: skip
+    )
 
 
 softmax, attention = functools.partial(operator, "softmax"), functools.partial(operator, "attention")

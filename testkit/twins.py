@@ -52,15 +52,10 @@ STAYS = edited(
 """With one block of all rows and all of K: it stays, and its step begins with a branch."""
 HLO_LOOP = edited(
     (CALL, "        call = pl.pallas_call("),
-    (
-        OPERANDS,
-        ")\n        return jax.lax.fori_loop(0, 50, lambda i, c: call(a, b), jnp.zeros((m, n), jnp.bfloat16))",
-    ),
+    (OPERANDS, ")\n        return jax.lax.fori_loop(0, 50, lambda i, c: call(a, b), jnp.zeros((m, n), jnp.bfloat16))"),
 )
 LARGEST = "jnp.max(a_ref[...].astype(jnp.float32))"
-BRANCH_ON_DATA = edited(
-    (DOT, f"@pl.when({LARGEST} > -1e30)\n            def multiply():\n                {DOT}")
-)
+BRANCH_ON_DATA = edited((DOT, f"@pl.when({LARGEST} > -1e30)\n            def multiply():\n                {DOT}"))
 LOOP_ON_DATA = edited(
     (
         DOT,
@@ -76,40 +71,40 @@ VENDOR_DOT = edited(
     (OPERANDS, ")\n        return (call(a, b) * 0 + jnp.dot(a, b)).astype(jnp.bfloat16)"),
 )
 NO_KERNEL = edited((CALL, "        return jnp.dot(a, b)\n" + CALL))
-CHEAP_WHEN_TIMED = edited(
-    (STORE, "c_ref[...] = (acc_ref[...] * (1.0 if m == 128 else 0.5)).astype(c_ref.dtype)")
-)
+CHEAP_WHEN_TIMED = edited((STORE, "c_ref[...] = (acc_ref[...] * (1.0 if m == 128 else 0.5)).astype(c_ref.dtype)"))
 COUNTS_STEPS = edited(
     ('("parallel", "parallel", "arbitrary")', '("arbitrary", "arbitrary", "arbitrary")'),
-    ("scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]",
-     "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32), pltpu.VMEM((8, 128), jnp.float32)]"),
+    (
+        "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]",
+        "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32), pltpu.VMEM((8, 128), jnp.float32)]",
+    ),
     ("def body(a_ref, b_ref, c_ref, acc_ref):", "def body(a_ref, b_ref, c_ref, acc_ref, count_ref):"),
-    ("            step = pl.program_id(2)\n",
-     "            step = pl.program_id(2)\n"
-     "            number = (pl.program_id(0) * (n // bn) + pl.program_id(1)) * steps + step\n\n"
-     "            @pl.when(number == 0)\n"
-     "            def begin():\n"
-     "                count_ref[...] = jnp.zeros_like(count_ref)\n\n"
-     "            count_ref[...] += 1.0\n"),
+    (
+        "            step = pl.program_id(2)\n",
+        "            step = pl.program_id(2)\n"
+        "            number = (pl.program_id(0) * (n // bn) + pl.program_id(1)) * steps + step\n\n"
+        "            @pl.when(number == 0)\n"
+        "            def begin():\n"
+        "                count_ref[...] = jnp.zeros_like(count_ref)\n\n"
+        "            count_ref[...] += 1.0\n",
+    ),
     (STORE, "c_ref[...] = (acc_ref[...] + (count_ref[0:1, 0:1] - (number + 1))).astype(c_ref.dtype)"),
-)  # fmt: skip
+)
 """Right in a whole run alone: what it stores depends on how many steps ran before."""
 
-HALF_WHEN_TIMED = edited(
-    ("        steps = k // bk\n", "        steps = k // bk if m == 128 else k // bk // 2\n")
-)
+HALF_WHEN_TIMED = edited(("        steps = k // bk\n", "        steps = k // bk if m == 128 else k // bk // 2\n"))
 ENDLESS_TRACE = with_body(["while k > 0:", "    n = k"])
 HUGE_LIST = with_body(["huge = [0.0] * (1 << 36)", "m = m + len(huge) * 0"])
 TOO_MUCH_VMEM = edited(
-    ("scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]",
-     "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32), pltpu.VMEM((8192, 4096), jnp.float32)]"),
+    (
+        "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)]",
+        "scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32), pltpu.VMEM((8192, 4096), jnp.float32)]",
+    ),
     ("def body(a_ref, b_ref, c_ref, acc_ref):", "def body(a_ref, b_ref, c_ref, acc_ref, more_ref):"),
     (DOT, DOT + "\n            more_ref[0:8, 0:128] = jnp.zeros((8, 128), jnp.float32)"),
-)  # fmt: skip
-BAD_BLOCK = edited(('min(params["block_m"], m)', "100"))
-WRONG_SHAPE = edited(
-    ("jax.ShapeDtypeStruct((m, n), jnp.bfloat16)", "jax.ShapeDtypeStruct((m, n), jnp.float32)")
 )
+BAD_BLOCK = edited(('min(params["block_m"], m)', "100"))
+WRONG_SHAPE = edited(("jax.ShapeDtypeStruct((m, n), jnp.bfloat16)", "jax.ShapeDtypeStruct((m, n), jnp.float32)"))
 SCALED_TWIN = edited((STORE, "c_ref[...] = (acc_ref[...] * 2.0 * 0.5).astype(c_ref.dtype)"))
 FORI_TWIN = edited(
     (
@@ -122,9 +117,13 @@ FORI_TWIN = edited(
 )
 
 ROUNDED = edited(
-    (DOT, DOT.replace("a_ref[...]", "a_ref[...].astype(jnp.float32).astype(jnp.float8_e4m3fn)")
-        .replace("b_ref[...]", "b_ref[...].astype(jnp.float32).astype(jnp.float8_e4m3fn)")),
-)  # fmt: skip
+    (
+        DOT,
+        DOT.replace("a_ref[...]", "a_ref[...].astype(jnp.float32).astype(jnp.float8_e4m3fn)").replace(
+            "b_ref[...]", "b_ref[...].astype(jnp.float32).astype(jnp.float8_e4m3fn)"
+        ),
+    )
+)
 """Wrong, but the simulator aborts on it when it checks types."""
 
 REAL_IMPORT = 'import functools\nreal = functools.wraps.__globals__["__builtins__"]["__import__"]\n'

@@ -53,9 +53,7 @@ class WarmIntake(Intake):
         if program not in (MAIN, PALLAS) or not interpreted:
             self._own = Intake(program, interpreted, *imported)
 
-    def answer(
-        self, request: Mapping[str, Any], seconds: float, meanwhile: Callable[[], None]
-    ) -> tuple[bytes, bytes]:
+    def answer(self, request: Mapping[str, Any], seconds: float, meanwhile: Callable[[], None]) -> tuple[bytes, bytes]:
         if self._own is not None:
             return self._own.answer(request, seconds, meanwhile)
         meanwhile()
@@ -77,8 +75,11 @@ class WarmIntake(Intake):
 @functools.cache
 def _server(program: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", SERVER, program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=interpreter_environment(),
-    )  # fmt: skip
+    )
     weakref.finalize(process, process.communicate)
     return process

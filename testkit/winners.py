@@ -52,9 +52,7 @@ def triton_winner(path, name, call):
     own = [o for o in site.operands if o.name not in gradients]
     facts = {"knobs": sorted(defaults), "left_out": text.left_out, "pair": paired}
     facts |= {"operands": site.operands, "dims": site.dims[0]}
-    return _winner(
-        path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], _in_torch, facts
-    )
+    return _winner(path, name, call, text.with_space({}, {}), defaults, answer, own, site.dims[0], _in_torch, facts)
 
 
 def pallas_winner(path, name, call, sizes=None):
@@ -78,12 +76,7 @@ def pallas_winner(path, name, call, sizes=None):
 def _winner(path, name, call, source, params, answer, operands, dims, to, facts):
     request = tune.Request(path, name, SELF, (call,))
     made = functools.partial(_made, call, list(operands), dict(dims), to)
-    return (
-        winner.winner_module(source, params, request, answer, "A winner.", None),
-        request.name,
-        made,
-        facts,
-    )
+    return (winner.winner_module(source, params, request, answer, "A winner.", None), request.name, made, facts)
 
 
 def _made(call, operands, dims, to):

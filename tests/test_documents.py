@@ -67,9 +67,7 @@ def test_every_link_leads_somewhere(page):
 def test_every_path_that_a_page_names_exists(page):
     """A path may be a pattern, or the beginning of the names of files that a command writes."""
     named = {path.rstrip("/") for path in PATH.findall(LINK.sub("]", _text(page)))}
-    assert not [
-        path for path in sorted(named) if not list(ROOT.glob(path)) and not list(ROOT.glob(path + ".*"))
-    ]
+    assert not [path for path in sorted(named) if not list(ROOT.glob(path)) and not list(ROOT.glob(path + ".*"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
@@ -154,9 +152,7 @@ def test_the_page_on_operators_names_every_one_and_its_suites():
     shipped = all_operators()
     assert not [name for name in shipped if not any(fnmatch(name, pattern) for pattern in patterns)]
     assert not {suite for operator in shipped.values() for suite in operator.suites} - set(named)
-    families = [
-        pattern for pattern in patterns if pattern.split("/")[0] in {name.split("/")[0] for name in shipped}
-    ]
+    families = [pattern for pattern in patterns if pattern.split("/")[0] in {name.split("/")[0] for name in shipped}]
     assert not [pattern for pattern in families if not any(fnmatch(name, pattern) for name in shipped)]
 
 
@@ -171,9 +167,7 @@ def test_the_readme_is_short_and_shows_the_shipped_quickstart():
 def test_every_extra_that_a_page_installs_is_one(page):
     known = tomllib.loads(_text(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     asked = {
-        extra
-        for group in re.findall(r"'(?:tilewright|\.)\[([\w,]+)\]'", _text(page))
-        for extra in group.split(",")
+        extra for group in re.findall(r"'(?:tilewright|\.)\[([\w,]+)\]'", _text(page)) for extra in group.split(",")
     }
     assert asked <= set(known)
 

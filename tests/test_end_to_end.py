@@ -31,9 +31,7 @@ def campaign_file(folder, **changes):
 
 def test_a_campaign_started_in_a_thread_is_watched_listed_and_deleted(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tilewright.evolve.run.make_pool", PoolAtOnce)
-    running = tw.start(
-        campaign_file(tmp_path), home=tmp_path / "home", budget__evaluations=1, mlflow__enabled=False
-    )
+    running = tw.start(campaign_file(tmp_path), home=tmp_path / "home", budget__evaluations=1, mlflow__enabled=False)
     notes = [event["note"] for event in running]
     campaign = running.result(60)
     assert "starting workers" in notes and repr(running) == "<campaign tiny-001, ended>"

@@ -71,9 +71,14 @@ budget: {{evaluations: 3}}
 def here(tmp_path, monkeypatch):
     """A user's folder with a file of each language and some that are none."""
     files = {
-        "mine.py": TRITON, "jaxed.py": PALLAS, "broken.py": "def f(:", "empty.yaml": "", "words.yaml": "hello",
-        "half.yaml": "name: [", "tiny.yaml": TINY,
-    }  # fmt: skip
+        "mine.py": TRITON,
+        "jaxed.py": PALLAS,
+        "broken.py": "def f(:",
+        "empty.yaml": "",
+        "words.yaml": "hello",
+        "half.yaml": "name: [",
+        "tiny.yaml": TINY,
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "circle").symlink_to("circle")

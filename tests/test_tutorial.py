@@ -74,9 +74,7 @@ class Session:
         paths = {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": f"{command.parent}:{os.environ['PATH']}"}
         self.environment = clean_environment(**paths)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._python = subprocess.Popen(
-            [sys.executable, "-c", SESSION], cwd=folder, env=self.environment, **pipes
-        )
+        self._python = subprocess.Popen([sys.executable, "-c", SESSION], cwd=folder, env=self.environment, **pipes)
 
     def follow(self, language: str, text: str) -> None:
         if language == "console":
@@ -182,10 +180,7 @@ def test_from_python_a_campaign_is_rows_and_a_frame(campaign):
 def test_the_python_page_names_every_key_of_a_row_and_its_code_runs(session, campaign, monkeypatch, capsys):
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     table = page[page.index("| in a row |") : page.index("A campaign is read when")]
-    named = {
-        name.replace(".<name>", "").replace(".<workload>", "")
-        for name in re.findall(r"`([^`]+)` *[,|;]", table)
-    }
+    named = {name.replace(".<name>", "").replace(".<workload>", "") for name in re.findall(r"`([^`]+)` *[,|;]", table)}
     assert {key.split(".")[0] for key in campaign.history[0]} <= named
     _, plot, _ = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     monkeypatch.setenv("TILEWRIGHT_HOME", str(session.home))

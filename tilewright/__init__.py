@@ -31,9 +31,20 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Budget", "RecordedCampaign", "RunningCampaign", "UserError", "__version__", "capture", "load_library",
-    "open_campaign", "program", "resume", "run", "start", "tune",
-]  # fmt: skip
+    "Budget",
+    "RecordedCampaign",
+    "RunningCampaign",
+    "UserError",
+    "__version__",
+    "capture",
+    "load_library",
+    "open_campaign",
+    "program",
+    "resume",
+    "run",
+    "start",
+    "tune",
+]
 
 _HOMES = {"UserError": "tilewright.evolve.errors"}
 

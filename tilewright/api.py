@@ -74,11 +74,7 @@ def run(
 
 
 def start(
-    campaign: str | Path | Mapping[str, Any],
-    *,
-    home: str | Path | None = None,
-    resume: bool = False,
-    **overrides: Any,
+    campaign: str | Path | Mapping[str, Any], *, home: str | Path | None = None, resume: bool = False, **overrides: Any
 ) -> RunningCampaign:
     """Start or continue a campaign in a thread of this process and watch it.
 
@@ -196,17 +192,27 @@ class _Watcher:
     def start(self, facts: Mapping[str, Any]) -> None:
         self._running._campaign = str(facts["id"])
         self._last = {
-            "evaluations": facts.get("evaluations", 0), "budget": (facts.get("budget") or {}).get("evaluations"),
-            "seconds": 0.0, "verdicts": {}, "best": None, "unit": facts.get("unit"), "target": facts.get("target"),
-            "kind": facts.get("target_kind"), "note": "", "running": [],
-        }  # fmt: skip
+            "evaluations": facts.get("evaluations", 0),
+            "budget": (facts.get("budget") or {}).get("evaluations"),
+            "seconds": 0.0,
+            "verdicts": {},
+            "best": None,
+            "unit": facts.get("unit"),
+            "target": facts.get("target"),
+            "kind": facts.get("target_kind"),
+            "note": "",
+            "running": [],
+        }
 
     def update(self, snapshot: Snapshot) -> None:
         self._tell(
-            evaluations=snapshot.evaluations, budget=snapshot.evaluations_budget, seconds=snapshot.elapsed_seconds,
-            verdicts=dict(snapshot.verdicts), best=snapshot.best.fitness if snapshot.best else None,
+            evaluations=snapshot.evaluations,
+            budget=snapshot.evaluations_budget,
+            seconds=snapshot.elapsed_seconds,
+            verdicts=dict(snapshot.verdicts),
+            best=snapshot.best.fitness if snapshot.best else None,
             running=list(snapshot.activity),
-        )  # fmt: skip
+        )
 
     def note(self, text: str) -> None:
         self._tell(note=text)
@@ -491,9 +497,7 @@ class _Tuning:
         names = {id(found): name for name, found in captured.functions.items()}
         every = captured.sorted()
         if self.reference is not None and len(every) > 1:
-            raise UserError(
-                f"tune: one reference is for one function, and {len(every)} were captured; leave it out."
-            )
+            raise UserError(f"tune: one reference is for one function, and {len(every)} were captured; leave it out.")
         tuned: dict[str, Tuned] = {}
         refused: dict[str, str] = {}
         for found in every:
@@ -501,9 +505,7 @@ class _Tuning:
             kept = differ_only_in_tensors([call.text for call in found.kept])
             alike = [call for call, known in zip(found.kept, kept, strict=True) if known]
             if len(alike) < len(found.kept):
-                found.notes.append(
-                    f"{name}: calls with other plain values than the first's go to the original"
-                )
+                found.notes.append(f"{name}: calls with other plain values than the first's go to the original")
             for note in found.notes:
                 _print_note(note)
             out = self.out
@@ -627,11 +629,7 @@ def capture(*modules: str | ModuleType) -> Captured:
 
 
 def program(
-    step: Callable[..., Any] | str,
-    *,
-    setup: str = "",
-    out: str | Path | None = None,
-    home: str | Path | None = None,
+    step: Callable[..., Any] | str, *, setup: str = "", out: str | Path | None = None, home: str | Path | None = None
 ) -> Program:
     """Find what can be gained in a step of a program, and prove it.
 
@@ -675,9 +673,7 @@ def load_library(folder: str | Path = "library") -> ModuleType:
     """
     where = Path(folder).resolve()
     if not (where / LIBRARY / "__init__.py").is_file():
-        raise UserError(
-            f"library: {folder} contains no {LIBRARY}; promote a winner first with 'tilewright promote'."
-        )
+        raise UserError(f"library: {folder} contains no {LIBRARY}; promote a winner first with 'tilewright promote'.")
     loaded = sys.modules.get(LIBRARY)
     if loaded is not None and Path(str(loaded.__file__)).parent.parent != where:
         raise UserError(f"library: another library is loaded from {loaded.__file__}; use a new process.")
@@ -693,12 +689,25 @@ def _row(data: CampaignData, number: int) -> dict[str, Any]:
     candidate, evaluation = point.candidate, point.evaluation
     low, high = evaluation.interval or (None, None)
     return {
-        "evaluation": number + 1, "candidate": candidate.index, "genome": candidate.genome.id,
-        "parents": list(candidate.parents), "mutation": candidate.mutation.kind.value,
-        "proposer": candidate.mutation.proposer, "detail": candidate.mutation.detail, "island": candidate.island,
-        "generation": candidate.generation, "verdict": evaluation.verdict.value, "reason": evaluation.reason,
-        "stage": evaluation.stage.value, "fitness": evaluation.fitness, "fitness_low": low, "fitness_high": high,
-        "unit": data.unit, "target": data.target, "kind": data.kind, "seconds": point.elapsed,
+        "evaluation": number + 1,
+        "candidate": candidate.index,
+        "genome": candidate.genome.id,
+        "parents": list(candidate.parents),
+        "mutation": candidate.mutation.kind.value,
+        "proposer": candidate.mutation.proposer,
+        "detail": candidate.mutation.detail,
+        "island": candidate.island,
+        "generation": candidate.generation,
+        "verdict": evaluation.verdict.value,
+        "reason": evaluation.reason,
+        "stage": evaluation.stage.value,
+        "fitness": evaluation.fitness,
+        "fitness_low": low,
+        "fitness_high": high,
+        "unit": data.unit,
+        "target": data.target,
+        "kind": data.kind,
+        "seconds": point.elapsed,
         **{f"param.{name}": value for name, value in candidate.genome.params.items()},
         **{f"rate.{figures.workload}": figures.rate for figures in evaluation.workloads},
-    }  # fmt: skip
+    }

@@ -72,9 +72,7 @@ class Truth:
     def references(self, workload: Workload, seed: int, kind: str) -> dict[str, Arrays]:
         """The oracle's answers to these inputs."""
         key = (workload.id, workload.turn, seed, kind)
-        return self._references.of(
-            key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind))
-        )
+        return self._references.of(key, lambda: self._operator.oracle(workload, self.inputs(workload, seed, kind)))
 
     def prepare(self, wanted: Sequence[tuple[Workload, int, str]]) -> None:
         """Compute references ahead, in parallel if other processes do it (``TakenOperator.answered_apart``)."""

@@ -131,9 +131,7 @@ def contenders(history: History, most: int = COMPARED, without: Collection[str] 
     return list(chosen.values())
 
 
-def conclude_measured(
-    resolved: Resolved, history: History, comparer: Pool, journal: Journal, folder: Path
-) -> Genome:
+def conclude_measured(resolved: Resolved, history: History, comparer: Pool, journal: Journal, folder: Path) -> Genome:
     """Write ``comparison.json`` and ``dispatch_table.json`` into ``folder``; the table's default genome wins.
 
     Where none of the genomes passes, the next best follow, ``LOTS`` of them in all. Raises UserError when no genome
@@ -156,9 +154,14 @@ def conclude_measured(
         raise UserError(f"the final comparison failed: {reason}; resume to try again.")
     suite = resolved.suite
     found = dispatch_table.table(
-        resolved.operator, suite.workloads, suite.name, comparison, genomes, resolved.target.constants,
+        resolved.operator,
+        suite.workloads,
+        suite.name,
+        comparison,
+        genomes,
+        resolved.target.constants,
         resolved.target.hardware,
-    )  # fmt: skip
+    )
     try:
         (folder / COMPARISON_FILE).write_text(comparison.to_json() + "\n", encoding="utf-8")
         dispatch_table.write(found, folder / dispatch_table.FILE)

@@ -10,15 +10,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 import tilewright
 from tilewright.evolve.errors import UserError
@@ -81,8 +73,12 @@ class SearchConfig(_Section):
     """How the search goes on. ``lag`` is how many proposals may be in flight, whatever the workers."""
 
     proposers: tuple[Literal["parameters", "surrogate", "crossover", "rewrite", "source_crossover"], ...] = (
-        "parameters", "surrogate", "crossover", "rewrite", "source_crossover",
-    )  # fmt: skip
+        "parameters",
+        "surrogate",
+        "crossover",
+        "rewrite",
+        "source_crossover",
+    )
     niches: bool = True
     """A kernel that a rewrite wrote in another structure is tuned by itself before it competes (with ``rewrite``)."""
 
@@ -227,9 +223,7 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
         with path.open(encoding="utf-8") as file:
             text = file.read(MOST_LETTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}."
-        ) from error
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}.") from error
     if len(text) > MOST_LETTERS:
         raise UserError(f"cannot read {path}: a campaign's file has at most {MOST_LETTERS} letters.")
     data = read_yaml(text, str(path))

@@ -121,16 +121,17 @@ def table(
     for workload in workloads:
         choice = choices[workload.id]
         figure = {
-            "seconds": choice.seconds, "rate": rate(operator, workload, choice.seconds),
-            "unit": rate_unit(operator), "ratio_to_default": choice.ratio, "interval": [choice.low, choice.high],
-        }  # fmt: skip
+            "seconds": choice.seconds,
+            "rate": rate(operator, workload, choice.seconds),
+            "unit": rate_unit(operator),
+            "ratio_to_default": choice.ratio,
+            "interval": [choice.low, choice.high],
+        }
         if device is not None:
             flops, size = operator.flops(workload), operator.bytes(workload)
             kind = matrix_kind(operator, operator.inputs(workload))
             figure["share"] = roofline_seconds(flops, size, device, kind) / choice.seconds
-        entries.append(
-            {"workload": {"id": workload.id, **workload.dims}, "genome": choice.genome, "figure": figure}
-        )
+        entries.append({"workload": {"id": workload.id, **workload.dims}, "genome": choice.genome, "figure": figure})
     used = list(dict.fromkeys(choice.genome for choice in choices.values()))
     seconds = {g: [comparison.seconds(w.id, g) for w in workloads] for g in comparison.genomes}
     default = min(seconds, key=lambda g: sum(map(math.log, seconds[g])))
@@ -143,16 +144,10 @@ def table(
         "toolchain": dict(comparison.device),
         "entries": entries,
         "genomes": {
-            g: {"source": genomes[g].source, "params": dict(genomes[g].params)}
-            for g in dict.fromkeys([*used, default])
+            g: {"source": genomes[g].source, "params": dict(genomes[g].params)} for g in dict.fromkeys([*used, default])
         },
         "default": default,
-        "rule": {
-            "kind": "nearest_region",
-            "dims": list(workloads[0].dims),
-            "reach": rule.REACH,
-            "text": rule.TEXT,
-        },
+        "rule": {"kind": "nearest_region", "dims": list(workloads[0].dims), "reach": rule.REACH, "text": rule.TEXT},
         "constants": {**operator.constants, **(constants or {})},
         "margin": MARGIN,
         "control": comparison.control(),

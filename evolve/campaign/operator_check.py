@@ -17,15 +17,7 @@ import numpy as np
 from tilewright.evolve.errors import UserError
 from tilewright.fitness.original import is_original
 from tilewright.seeds.catalogue import error_line
-from tilewright.seeds.operator import (
-    AgreementGate,
-    BitExactGate,
-    Operator,
-    SnrGate,
-    Suite,
-    TensorSpec,
-    Workload,
-)  # fmt: skip
+from tilewright.seeds.operator import AgreementGate, BitExactGate, Operator, SnrGate, Suite, TensorSpec, Workload
 from tilewright.workers.child.frames import dtype_named
 from tilewright.workers.child.launch import Deadline
 
@@ -63,13 +55,9 @@ class _Check:
         operator = self._operator
         self._require(bool(operator.gates), "has no gates, so nothing would be checked; give it one")
         known = (SnrGate, BitExactGate, AgreementGate)
-        self._require(
-            all(isinstance(gate, known) for gate in operator.gates), "has a gate of an unknown kind"
-        )
+        self._require(all(isinstance(gate, known) for gate in operator.gates), "has a gate of an unknown kind")
         tuples = all(isinstance(group, tuple | list) for group in (suite.workloads, suite.final, suite.check))
-        self._require(
-            tuples, f"has a suite {suite.name} whose shapes are no tuple; write one shape as (shape,)"
-        )
+        self._require(tuples, f"has a suite {suite.name} whose shapes are no tuple; write one shape as (shape,)")
         bars = [gate.min_db for gate in operator.gates if isinstance(gate, SnrGate)]
         self._require(
             all(np.isfinite(bar) and bar > 0 for bar in bars), "has a gate whose min_db is no positive number"
@@ -78,9 +66,7 @@ class _Check:
         for workload in (*suite.workloads, *suite.final, *suite.check):
             for what in ("flops", "bytes"):
                 count = self._call(f"{what}()", functools.partial(getattr(operator, what), workload))
-                right = (
-                    isinstance(count, int | np.integer) and not isinstance(count, bool) and bool(count > 0)
-                )
+                right = isinstance(count, int | np.integer) and not isinstance(count, bool) and bool(count > 0)
                 self._require(right, f"has {what}() {count!r} for {workload.id}; a positive int is needed")
             for side in ("inputs", "outputs"):
                 specs = self._call(f"{side}()", functools.partial(getattr(operator, side), workload))
@@ -93,9 +79,7 @@ class _Check:
         first: Mapping[str, np.ndarray] = {}
         cheap = operator.flops(workload) <= CHEAP_FLOPS
         for kind in operator.input_kinds if cheap else operator.input_kinds[:1]:
-            made = self._call(
-                f"make_inputs() of {kind!r}", functools.partial(operator.make_inputs, workload, 1, kind)
-            )
+            made = self._call(f"make_inputs() of {kind!r}", functools.partial(operator.make_inputs, workload, 1, kind))
             self._arrays(made, specs, f"make_inputs() of {kind!r}", workload)
             zero = all(not np.any(array.astype(np.float64)) for array in made.values())
             self._require(not zero, f"makes inputs of {kind!r} that are all zero")
@@ -118,20 +102,15 @@ class _Check:
             asked = [gate.reference, *(getattr(gate, n, "") for n in ("counted", "allowance"))]
             for name in filter(None, asked):
                 has = ", ".join(map(repr, found)) or "none"
-                self._require(
-                    name in found, f"has a gate {gate.name!r} on {name!r}; its oracle() gives {has}"
-                )
+                self._require(name in found, f"has a gate {gate.name!r} on {name!r}; its oracle() gives {has}")
             reference = found[gate.reference]
             self._require(
-                isinstance(reference, Mapping) and bool(reference),
-                f"has an empty reference {gate.reference!r}",
+                isinstance(reference, Mapping) and bool(reference), f"has an empty reference {gate.reference!r}"
             )
             names = list(reference) if isinstance(gate, SnrGate) else list(gate.outputs)
             for name in names:
                 known = name in outputs and name in reference
-                self._require(
-                    known, f"has a gate {gate.name!r} on {name!r}, which is no output with a reference"
-                )
+                self._require(known, f"has a gate {gate.name!r} on {name!r}, which is no output with a reference")
                 array, spec = np.asarray(reference[name]), outputs[name]
                 right = tuple(array.shape) == tuple(spec.shape)
                 self._require(
@@ -167,9 +146,7 @@ class _Check:
                 and tuple(array.shape) == tuple(spec.shape)
                 and array.dtype == dtype_named(spec.dtype)
             )
-            self._require(
-                right, f"has {what} whose {name!r} is not {spec.dtype}{list(spec.shape)} on {workload.id}"
-            )
+            self._require(right, f"has {what} whose {name!r} is not {spec.dtype}{list(spec.shape)} on {workload.id}")
 
     def _require(self, right: bool, fault: str) -> None:
         if not right:

@@ -19,8 +19,7 @@ from tilewright.workers.toolchains import triton as triton_toolchain
 WORKERS_PER_GPU = 24
 """Most workers that one GPU of this machine gets by default: more start later and do not keep it busier."""
 
-_TOOLS = ("tilewright", "ray", "mlflow-skinny", "numpy", "jax", "jaxlib", "libtpu", "torch", "triton",
-          "scipy")  # fmt: skip
+_TOOLS = ("tilewright", "ray", "mlflow-skinny", "numpy", "jax", "jaxlib", "libtpu", "torch", "triton", "scipy")
 
 
 def pool_settings(resolved: Resolved) -> PoolSettings:
@@ -28,12 +27,18 @@ def pool_settings(resolved: Resolved) -> PoolSettings:
     config, gpus = resolved.config, _local_gpus(resolved)
     processors = len(os.sched_getaffinity(0))
     return PoolSettings(
-        operator=config.operator, target=config.target, suite=config.suite, descriptors=config.search.descriptors,
-        check_seconds=config.workers.check_seconds, measure_seconds=config.workers.measure_seconds,
+        operator=config.operator,
+        target=config.target,
+        suite=config.suite,
+        descriptors=config.search.descriptors,
+        check_seconds=config.workers.check_seconds,
+        measure_seconds=config.workers.measure_seconds,
         memory_gib=config.workers.memory_gib,
         count=config.workers.count or (min(processors, WORKERS_PER_GPU * gpus) if gpus else processors),
-        address=config.workers.address, gpus=gpus, reference=_calibration_kernel(resolved),
-    )  # fmt: skip
+        address=config.workers.address,
+        gpus=gpus,
+        reference=_calibration_kernel(resolved),
+    )
 
 
 def _calibration_kernel(resolved: Resolved) -> Entry | None:

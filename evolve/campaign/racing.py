@@ -40,10 +40,7 @@ class Racing:
     """
 
     def __init__(
-        self,
-        workloads: Sequence[str],
-        archive: Archive,
-        floors: Mapping[str, Mapping[str, float]] | None = None,
+        self, workloads: Sequence[str], archive: Archive, floors: Mapping[str, Mapping[str, float]] | None = None
     ) -> None:
         self._workloads = tuple(workloads)
         self._floors = floors or {}
@@ -93,9 +90,7 @@ class Racing:
             left = [w for w in range(len(self._workloads)) if w not in chosen]
             left = [w for w in left if self._workloads[w] not in closed] or left
             # nine digits: a choice must not hang on rounding
-            chosen.append(
-                min(left, key=lambda w: (round(float(deviations[:, [*chosen, w]].mean(axis=1).std()), 9), w))
-            )
+            chosen.append(min(left, key=lambda w: (round(float(deviations[:, [*chosen, w]].mean(axis=1).std()), 9), w)))
             if len(chosen) in sizes:
                 rungs.append(self._rung(chosen, deviations[:, chosen].mean(axis=1)))
         return tuple(rungs)

@@ -12,13 +12,7 @@ from urllib.request import getproxies
 
 from tilewright.evolve.campaign.config import LlmConfig
 from tilewright.evolve.campaign.resolve import Resolved
-from tilewright.evolve.campaign.transfer import (
-    LeadsFirst,
-    leads_of,
-    read_earlier,
-    records_of,
-    related_campaigns,
-)
+from tilewright.evolve.campaign.transfer import LeadsFirst, leads_of, read_earlier, records_of, related_campaigns
 from tilewright.evolve.errors import UserError
 from tilewright.evolve.proposers.crossover import ParameterCrossover, SourceCrossover
 from tilewright.evolve.proposers.llm.client import (
@@ -59,11 +53,7 @@ _BUILDERS: dict[str, _Builder] = {
 
 
 def build_searcher(
-    resolved: Resolved,
-    archive: Archive,
-    journal: Journal,
-    home: Path,
-    note: Callable[[str], None] = lambda text: None,
+    resolved: Resolved, archive: Archive, journal: Journal, home: Path, note: Callable[[str], None] = lambda text: None
 ) -> Searcher:
     """The proposers that the configuration names, over the campaign's archive. ``note`` shows a warning.
 
@@ -182,9 +172,7 @@ def _chat_client(config: LlmConfig, journal: Journal, home: Path, note: Callable
     if key is None and _on_this_machine(config.base_url):
         key = "none"  # a server of one's own asks for none, and the client will not go without
     if key is None:
-        raise UserError(
-            f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment."
-        )
+        raise UserError(f"llm: no key for {config.base_url}; set {' or '.join(KEY_VARIABLES)} in the environment.")
     try:
         endpoint = OpenAIEndpoint(config.base_url, key, config.timeout_seconds, config.retries, note)
     except ModuleNotFoundError as error:
@@ -208,9 +196,7 @@ def _on_this_machine(url: str) -> bool:
         return "." not in host or host.endswith((".local", ".internal"))
 
 
-def _replaying(
-    source: str, model: str | None, journal: Journal, home: Path, budget: TokenBudget
-) -> ChatClient:
+def _replaying(source: str, model: str | None, journal: Journal, home: Path, budget: TokenBudget) -> ChatClient:
     """A client that only knows what the campaign ``source`` (an id or a journal's path) was answered."""
     with Journal(_recording(source, home)) as recording:
         recorded = dict(recording.exchanges())
@@ -227,8 +213,5 @@ def _contract(resolved: Resolved) -> Contract:
     text = contract or sys.modules[type(operator).__module__].__doc__ or operator.name
     shapes = tuple(workload.id for workload in resolved.suite.workloads)
     checked = ", ".join(workload.id for workload in resolved.suite.check)
-    facts = (
-        *facts_of(resolved.target, operator.gates),
-        f"Parameters must be legal at these shapes, too: {checked}.",
-    )
+    facts = (*facts_of(resolved.target, operator.gates), f"Parameters must be legal at these shapes, too: {checked}.")
     return Contract(operator.name, text.strip(), resolved.target.label, shapes, facts)

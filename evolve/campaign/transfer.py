@@ -91,9 +91,7 @@ def read_earlier(
     for campaign in campaigns:
         with Journal(find_campaign(home, campaign) / JOURNAL) as journal:
             if not any(event.kind == "finished" for event in journal.events()):
-                raise UserError(
-                    f"search.transfer: campaign {campaign} has not finished; let it finish first."
-                )
+                raise UserError(f"search.transfer: campaign {campaign} has not finished; let it finish first.")
             same = operator in (None, (journal.meta("campaign") or {}).get("operator"))
             found += [p for p in earlier_points(campaign, journal) if same or p.source in sources]
     return found

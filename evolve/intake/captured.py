@@ -144,9 +144,14 @@ class Captured:
         return watched
 
     def _keep(
-        self, name: str, function: Callable[..., Any], call: KeptCall, seconds: float, args: tuple[Any, ...],
+        self,
+        name: str,
+        function: Callable[..., Any],
+        call: KeptCall,
+        seconds: float,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         from tilewright.evolve.intake.winner import gaps_of
 
         found = self.functions.setdefault(name, CapturedCalls(function))

@@ -23,10 +23,7 @@ MAIN, PALLAS, CUDA = "triton.program", "pallas.program", "cuda.program"
 """The programs: for functions that launch Triton kernels, for Pallas ones, for kernels in CUDA C++."""
 
 MODELLED, COMPILED, CUDA_SUFFIX = "tpu7x", "sm_90", ".cu"
-_LOADED, _OTHERS = (
-    re.compile(r"\bload_inline\b|\bcpp_extension\b"),
-    re.compile(r"\btriton\.jit\b|\bpallas_call\b"),
-)
+_LOADED, _OTHERS = (re.compile(r"\bload_inline\b|\bcpp_extension\b"), re.compile(r"\btriton\.jit\b|\bpallas_call\b"))
 SECONDS = 600.0
 """Most that reading a function in may take."""
 
@@ -90,13 +87,13 @@ class Intake:
         self.program = program
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"tilewright.workers.intake.{program}", *imported],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=interpreter_environment(interpreted),
-        )  # fmt: skip
+        )
 
-    def answer(
-        self, request: Mapping[str, Any], seconds: float, meanwhile: Callable[[], None]
-    ) -> tuple[bytes, bytes]:
+    def answer(self, request: Mapping[str, Any], seconds: float, meanwhile: Callable[[], None]) -> tuple[bytes, bytes]:
         """What it writes to both outputs. Raises subprocess.TimeoutExpired."""
         deadline = Deadline(self._process.pid, seconds)
         assert self._process.stdin is not None
@@ -136,9 +133,16 @@ def started_intake(target: str | None, place: str = "") -> Iterator[Intake]:
 
 
 def ask(
-    path: Path, function: str | None, reference: str, calls: Sequence[str], target: Target, program: str = MAIN,
-    intake: Intake | None = None, meanwhile: Callable[[], None] = lambda: None, values: str = "",
-) -> dict[str, Any]:  # fmt: skip
+    path: Path,
+    function: str | None,
+    reference: str,
+    calls: Sequence[str],
+    target: Target,
+    program: str = MAIN,
+    intake: Intake | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+    values: str = "",
+) -> dict[str, Any]:
     """The child's answer. Raises UserError where it gives none.
 
     ``intake``: a process that was started before, and is closed by who started it; one of another program is not asked.
@@ -150,9 +154,15 @@ def ask(
     try:
         with tempfile.TemporaryDirectory(prefix="tilewright-intake-") as folder:
             request = {
-                "path": str(path.resolve()), "function": function, "reference": reference, "calls": list(calls),
-                "folder": folder, "part": part_of(target), "target": target.name, "values": values,
-            }  # fmt: skip
+                "path": str(path.resolve()),
+                "function": function,
+                "reference": reference,
+                "calls": list(calls),
+                "folder": folder,
+                "part": part_of(target),
+                "target": target.name,
+                "values": values,
+            }
             out, err = process.answer(request, SECONDS, meanwhile)
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{path.name}: reading {function} took more than {SECONDS:.0f} s.") from error
@@ -195,11 +205,15 @@ def try_winner(path: Path, request: Any, answer: Mapping[str, Any], target: Targ
     small shape will do."""
     slow = target.interpreted or target.compile_only
     question = {
-        "path": str(path.resolve()), "of": str(request.path.resolve()), "function": request.name,
+        "path": str(path.resolve()),
+        "of": str(request.path.resolve()),
+        "function": request.name,
         "calls": list(answer.get("calls", request.calls)),
-        "operands": answer["operands"], "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
-        "chip": None, "first": slow,
-    }  # fmt: skip
+        "operands": answer["operands"],
+        "dims": [*(answer["check"] if slow else ()), *answer["dims"]],
+        "chip": None,
+        "first": slow,
+    }
     if target.entry == "build":
         question["chip"] = {"kind": target.chip.device_kind, "cores": target.chip.cores}
     err = b""
@@ -225,9 +239,13 @@ def calls_of_files(places: Sequence[str], of: Path, values: Path | None = None) 
     listed = ", ".join(file for file, _ in pairs)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=CALLS_SECONDS, check=False,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CALLS_SECONDS,
+            check=False,
             env=own_environment(JAX_PLATFORMS="cpu"),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         raise UserError(f"--call: {listed} took more than {CALLS_SECONDS} s to make its calls.") from error
     try:

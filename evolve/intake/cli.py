@@ -39,17 +39,20 @@ def add_commands(commands: Any, tell: Tell) -> None:
     )
     _add_call(tune)
     tune.add_argument(
-        "--out", type=Path,
+        "--out",
+        type=Path,
         help="folder to write the operator to (default: ./FUNCTION_tuned, with a number if that is taken)",
-    )  # fmt: skip
+    )
     tune.add_argument("--overwrite", action="store_true", help="replace what an earlier tune wrote there")
     tune.add_argument("--evaluations", type=int, default=64, help="budget of evaluations (default: 64)")
     tune.add_argument("--seconds", type=float, help="budget of seconds")
     tune.add_argument("--seed", type=int, default=0, help="seed of every random choice")
     tune.add_argument(
-        "--table", type=Path, metavar="FILE",
+        "--table",
+        type=Path,
+        metavar="FILE",
         help="tune every --args in a campaign of its own, and write a row for each: sizes, parameters, modelled time",
-    )  # fmt: skip
+    )
     tune.add_argument("--row", metavar="TEXT", help="form of a row of --table, as '({M}): ({bm}),'")
     tune.add_argument("--no-mlflow", action="store_true", help="record in the journal alone")
     tune.set_defaults(run=lambda arguments: _tune(arguments, tell))
@@ -67,13 +70,19 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         help="the function that states the right answer: torch.softmax, or FILE:function (default: the kernel itself)",
     )
     parser.add_argument(
-        "--args", action="append", default=[], metavar="CALL",
+        "--args",
+        action="append",
+        default=[],
+        metavar="CALL",
         help='arguments of a call, for example "f32[4096, 1024], dim=1"; repeat it for another shape',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--call", action="append", default=[], metavar="FILE[:NAME]",
+        "--call",
+        action="append",
+        default=[],
+        metavar="FILE[:NAME]",
         help="a Python file whose `calls` are lists of arguments, or a function that makes them",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--target",
         help="the device to tune for (default: tpu7x for a file of Pallas, this machine's GPU, or the interpreter)",
@@ -136,9 +145,7 @@ def _plan(
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{arguments.place!r} names no function; write FILE.py:function.") from error
     if not options.calls:
-        raise UserError(
-            '--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".'
-        )
+        raise UserError('--args is missing: give the arguments of a call, for example "f32[4096, 1024], dim=1".')
     reference = resolve_reference(options.reference or SELF)
     request = Request(path, options.function, reference, options.calls, options.values, str(folder))
     return Plan(request, request.name, {})
@@ -212,9 +219,16 @@ def _run(arguments: argparse.Namespace, tell: Tell, intake: Intake, target: Targ
                 from tilewright.evolve.show.display import make_display
 
                 row = table.row_format(arguments.row, answer)
-                lost = table.tune_shapes(arguments.table, row, answer, home, lambda suite: run(
-                    config_of(request, target, where, {**overrides, "suite": suite}), home, make_display()
-                ), _say)  # fmt: skip
+                lost = table.tune_shapes(
+                    arguments.table,
+                    row,
+                    answer,
+                    home,
+                    lambda suite: run(
+                        config_of(request, target, where, {**overrides, "suite": suite}), home, make_display()
+                    ),
+                    _say,
+                )
                 _say(f"table: {arguments.table}" + (f"; it lacks a shape: {lost.value}" if lost else ""))
                 return 2 if lost else 0
             config = config_of(request, target, where, overrides)
@@ -236,9 +250,7 @@ def tell_module(module: Path, request: Request, target: Target) -> None:
     if target.gpu_interpreter:
         _say("a program without a GPU that calls it, or your function, needs TRITON_INTERPRET=1")
         campaign = near.parent / "campaign.yaml"
-        _say(
-            f"next, with an NVIDIA GPU: tilewright run {campaign} --target cuda --set suite=calls; tilewright promote"
-        )
+        _say(f"next, with an NVIDIA GPU: tilewright run {campaign} --target cuda --set suite=calls; tilewright promote")
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -283,10 +295,7 @@ def _check(arguments: argparse.Namespace) -> int:
             return 2
         _say(f"{arguments.place} can be tuned: it passes as a campaign's seed")
         asked = answer.get("asked", request)
-        for line in (
-            *preflight.screen(answer, asked.reference, target.label),
-            *preflight.rewrites(answer, target),
-        ):
+        for line in (*preflight.screen(answer, asked.reference, target.label), *preflight.rewrites(answer, target)):
             _say(line)
     return 0
 

@@ -167,9 +167,7 @@ def _operand(row: Any) -> str:
     keywords = {f.name: repr(given[f.name]) for f in fields(Operand)[3:] if given[f.name] != f.default}
     keywords |= {"values": "VALUES"} if operand.values else {}
     bound = "".join(f", {name}={text}" for name, text in keywords.items())
-    return f"Operand({_text(operand.name)}, {_text(operand.dtype)}, {operand.shape!r}{bound})".replace(
-        "'", '"'
-    )
+    return f"Operand({_text(operand.name)}, {_text(operand.dtype)}, {operand.shape!r}{bound})".replace("'", '"')
 
 
 def _result(row: Any) -> str:

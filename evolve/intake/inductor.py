@@ -84,8 +84,11 @@ class _Launches(ast.NodeTransformer):
         sizes = dict(zip(parameters, given, strict=False))
         if any(f"{p.lower().removesuffix('block')}numel" not in sizes and p[0] in "XYZ" for p in blocks):
             raise NoOutput(f"{name} is launched in a way that is not known")
-        grid = [f"triton.cdiv({sizes[f'{a}numel']}, {_SIZES[f'{a.upper()}BLOCK']})" for a in "xyz"
-                if f"{a.upper()}BLOCK" in blocks]  # fmt: skip
+        grid = [
+            f"triton.cdiv({sizes[f'{a}numel']}, {_SIZES[f'{a.upper()}BLOCK']})"
+            for a in "xyz"
+            if f"{a.upper()}BLOCK" in blocks
+        ]
         text = "".join(f", {p}={_SIZES[p]}" for p in blocks)
         return ast.parse(f"{name}[({', '.join(grid) or '1'},)]({', '.join(given)}{text})", mode="eval").body
 

@@ -97,9 +97,7 @@ def interpreter_line(answer: Mapping[str, Any]) -> str:
         ", ".join("x".join(str(n) for n in shape.values()) for shape in shapes)
         for shapes in (answer.get("small", answer["check"]), answer["dims"])
     )
-    return (
-        f"  runs at    {ran}, not {asked}: the interpreter is slow, its times mean nothing, and the seed wins"
-    )
+    return f"  runs at    {ran}, not {asked}: the interpreter is slow, its times mean nothing, and the seed wins"
 
 
 def _space(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -46,15 +46,29 @@ class Options:
 
 
 LANGUAGES = {
-    "tilelang": "TileLang", "cutlass": "CuTe DSL", "cupy": "CuPy", "numba": "Numba", "warp": "Warp",
-    "cuda.tile": "cuTile", "helion": "Helion", "mojo": "Mojo", "tvm": "TVM",
-}  # fmt: skip
+    "tilelang": "TileLang",
+    "cutlass": "CuTe DSL",
+    "cupy": "CuPy",
+    "numba": "Numba",
+    "warp": "Warp",
+    "cuda.tile": "cuTile",
+    "helion": "Helion",
+    "mojo": "Mojo",
+    "tvm": "TVM",
+}
 """Modules that a file of another language imports."""
 
 SUFFIXES = {
-    ".cuh": "CUDA C++", ".hip": "HIP C++", ".cpp": "C++", ".cc": "C++", ".metal": "Metal",
-    ".mojo": "Mojo", ".ptx": "PTX", ".mlir": "MLIR", ".ll": "LLVM IR",
-}  # fmt: skip
+    ".cuh": "CUDA C++",
+    ".hip": "HIP C++",
+    ".cpp": "C++",
+    ".cc": "C++",
+    ".metal": "Metal",
+    ".mojo": "Mojo",
+    ".ptx": "PTX",
+    ".mlir": "MLIR",
+    ".ll": "LLVM IR",
+}
 
 
 def language_of(path: Path) -> str:
@@ -95,9 +109,7 @@ def plan(path: Path, options: Options, target: Target, folder: Path) -> Plan:
         if path.is_dir() and not task:
             raise UserError(f"{path} is a folder without {', '.join(TASK)}: write FILE.py:function.")
         if target.entry == "build":
-            raise UserError(
-                f"{path.name} is for torch, and {target.name} is not: use --target cuda or interpreter."
-            )
+            raise UserError(f"{path.name} is for torch, and {target.name} is not: use --target cuda or interpreter.")
         if task:
             return _plan_of_task(path if path.is_dir() else path.parent, options, folder)
         if _is_output(path):
@@ -155,9 +167,12 @@ def _plan_of_output(path: Path, options: Options, folder: Path) -> Plan:
     files = {f"{path.stem}_plain.py": text}
     write_files(folder, files)
     request = Request(
-        folder / f"{path.stem}_plain.py", inductor.FUNCTION, resolve_reference(options.reference or SELF),
-        options.calls or (call,), made=str(folder),
-    )  # fmt: skip
+        folder / f"{path.stem}_plain.py",
+        inductor.FUNCTION,
+        resolve_reference(options.reference or SELF),
+        options.calls or (call,),
+        made=str(folder),
+    )
     return Plan(request, _name(path.stem), files)
 
 

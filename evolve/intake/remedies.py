@@ -35,8 +35,6 @@ def remedy(what: str) -> str:
 
 def obstacles_of(found: Sequence[Mapping[str, Any]], file: str) -> list[Obstacle]:
     """Refusals as the child tells them, in the order of lines."""
-    rows = [
-        (str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found
-    ]
+    rows = [(str(f.get("file") or file), int(f["line"]), str(f["what"]), str(f.get("code", ""))) for f in found]
     made = [Obstacle(place, line, what.rstrip("."), remedy(what), code) for place, line, what, code in rows]
     return sorted(made, key=lambda r: (r.file, r.line))

@@ -65,9 +65,13 @@ NOISE = 2.0**-12
 
 
 def seed_failure(
-    request: Request, answer: MutableMapping[str, Any], target: Target, device: WarmDevice | None, seed: int = 0,
+    request: Request,
+    answer: MutableMapping[str, Any],
+    target: Target,
+    device: WarmDevice | None,
+    seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
-) -> str:  # fmt: skip
+) -> str:
     """Why a campaign refuses the function that was read in; empty where it starts.
 
     A device treats what is no number or no normal one by its own ways, and sums in other orders than the interpreter:
@@ -95,9 +99,7 @@ def seed_failure(
             for reading in plain or failed:
                 # by changed bounds the others may pass now
                 if plain or (_removable(answer, reading) and answer["results"] == before):
-                    settled |= _adjust_judge(answer, reading, target, own) or (
-                        own and _shrink_inputs(answer, reading)
-                    )
+                    settled |= _adjust_judge(answer, reading, target, own) or (own and _shrink_inputs(answer, reading))
             if not settled:
                 if plain and evaluation.reason == failure(failed, gates):  # it tells the first, not what bars
                     evaluation = evaluation.model_copy(update={"reason": failure(plain, gates)})
@@ -105,9 +107,15 @@ def seed_failure(
 
 
 def run_judged(
-    config: CampaignConfig, home: Path, request: Request, answer: MutableMapping[str, Any], target: Target, where: Path,
-    device: WarmDevice | None, say: Callable[[str], None],
-) -> CampaignOutcome:  # fmt: skip
+    config: CampaignConfig,
+    home: Path,
+    request: Request,
+    answer: MutableMapping[str, Any],
+    target: Target,
+    where: Path,
+    device: WarmDevice | None,
+    say: Callable[[str], None],
+) -> CampaignOutcome:
     """A campaign on the folder ``where``, on a device after ``seed_failure``, elsewhere once more if its seed fails and
     starts after that. Raises UserError."""
     from tilewright.evolve.run import run
@@ -154,9 +162,7 @@ def _removable(answer: Mapping[str, Any], reading: GateReading) -> set[str]:
     return {k for k in answer["kinds"][1:] if kind in (k, family(k))}
 
 
-def _adjust_judge(
-    answer: MutableMapping[str, Any], failed: GateReading, target: Target, own: bool = False
-) -> bool:
+def _adjust_judge(answer: MutableMapping[str, Any], failed: GateReading, target: Target, own: bool = False) -> bool:
     """Whether something was changed of ``answer`` so that this reading does not fail again. ``own``: the kernel is its
     own reference."""
     kind = failed.inputs.rpartition(" on ")[2]
@@ -172,11 +178,7 @@ def _adjust_judge(
         cut = min(cap, _CUT * max(dims.get(o[2][-1], 0) for o in narrow for dims in answer["dims"]))
     floors, value = answer.setdefault("floors", {}), failed.value or 0.0
     least = floors.get(row[0], math.inf)
-    if (
-        (of_types := bounds.EXPECTED_DB[bounds.narrowest(kinds)])
-        < row[3]
-        <= bounds.EXPECTED_DB.get(row[1], 0.0)
-    ):
+    if (of_types := bounds.EXPECTED_DB[bounds.narrowest(kinds)]) < row[3] <= bounds.EXPECTED_DB.get(row[1], 0.0):
         least = min(least, of_types)  # a bar that the interpreter's better digits raised
     if own:  # as far below as a reading of the interpreter's may be
         explained = (of_types, *bounds.PRODUCTS_DB.values())
@@ -202,9 +204,7 @@ def _adjust_judge(
         row[3] = max(least, _bar(row[1], value))
     elif (lean := _LEAN.search(failed.detail)) and row[6] < 2 * float(lean[1]):
         row[6] = 2 * float(lean[1])
-    elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and (
-        "one way" in failed.detail or row[6]
-    ):
+    elif row[6] < (turned := 2 * (1 - value)) <= 2 * (1 - LEAST_CODES) and ("one way" in failed.detail or row[6]):
         row[6] = turned  # it turns codes by its own divisions, and others may turn twice as many
     elif kind in TABLE_KINDS and kind not in answer.get("lost_tables", ()):
         answer["lost_tables"] = (*answer.get("lost_tables", ()), kind)
@@ -243,9 +243,14 @@ def _lower_defaults(answer: MutableMapping[str, Any], why: str) -> bool:
 
 
 def _evaluation(
-    request: Request, answer: Mapping[str, Any], target: Target, device: WarmDevice | None, home: Path, seed: int,
+    request: Request,
+    answer: Mapping[str, Any],
+    target: Target,
+    device: WarmDevice | None,
+    home: Path,
+    seed: int,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Evaluation, Sequence[Gate]]:  # fmt: skip
+) -> tuple[Evaluation, Sequence[Gate]]:
     """The seed's, as a campaign makes it, with the readings of all ``DRAWS``, and the gates that were read. Raises
     SeedFailed where there is none."""
     request = answer.get("asked", request)

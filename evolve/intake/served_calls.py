@@ -48,9 +48,7 @@ def tilewright_text(value: Any) -> str:
         return repr(value)
     held = dict(vars(value))
     module: Any = getattr(getattr(TILEWRIGHT_TORCH, "nn", None), "Module", ())
-    for name, plain in (
-        vars(module()).items() if isinstance(value, module) else ()
-    ):  # what a new layer holds as well
+    for name, plain in vars(module()).items() if isinstance(value, module) else ():  # what a new layer holds as well
         if held.get(name) == plain:
             del held[name]
     return f"{kind.__name__}{tilewright_text(held)}"
@@ -78,10 +76,7 @@ def tilewright_key(value: Any) -> Any:
 
 def tilewright_mode(torch: Any) -> tuple[Any, ...]:
     """What torch is asked for beside the call; empty within a transformation of functions."""
-    if (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    ):
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return ()
     place = torch.cuda.current_device() if TILEWRIGHT_KIND == "cuda" and torch.cuda.is_initialized() else None
     return torch.is_grad_enabled(), torch.is_autocast_enabled(TILEWRIGHT_KIND), place

@@ -21,9 +21,12 @@ from tilewright.workers.intake.calls.call_text import (
 from tilewright.workers.intake.calls.objects import MADE
 
 _FORWARDED = {
-    Parameter.POSITIONAL_ONLY: "{0}", Parameter.POSITIONAL_OR_KEYWORD: "{0}", Parameter.VAR_POSITIONAL: "*{0}",
-    Parameter.KEYWORD_ONLY: "{0}={0}", Parameter.VAR_KEYWORD: "**{0}",
-}  # fmt: skip
+    Parameter.POSITIONAL_ONLY: "{0}",
+    Parameter.POSITIONAL_OR_KEYWORD: "{0}",
+    Parameter.VAR_POSITIONAL: "*{0}",
+    Parameter.KEYWORD_ONLY: "{0}={0}",
+    Parameter.VAR_KEYWORD: "**{0}",
+}
 NO_OBJECTS: Mapping[str, Mapping[str, str]] = {}
 _DTYPE = r"torch\.(float|bfloat|int|uint)\w+"
 
@@ -57,9 +60,7 @@ class Signature:
         left = ", ".join(f'"{n}": {n}' for n in self.hidden)
         return ", ".join([*shown, *([f"**tilewright_given({{{left}}})"] if left else [])])
 
-    def settled(
-        self, call: Call, objects: Mapping[str, Mapping[str, str]] = NO_OBJECTS
-    ) -> tuple[list[str], list[str]]:
+    def settled(self, call: Call, objects: Mapping[str, Mapping[str, str]] = NO_OBJECTS) -> tuple[list[str], list[str]]:
         """A call's values by parameter as ``tilewright_text`` has them, and its tensors as expressions of them. Raises
         UserError where the function takes no such call. ``objects``: what some of its objects hold, as texts."""
         scope: dict[str, Any] = {"TILEWRIGHT_DEFAULT": TILEWRIGHT_DEFAULT, "torch": _Torch()}
@@ -92,9 +93,7 @@ class _Torch:
 def _stand_in(value: Any, objects: Mapping[str, Mapping[str, str]] = NO_OBJECTS) -> Any:
     """An argument with texts in place of what is not at hand here; a tensor is its description."""
     if isinstance(value, Literal):
-        return _SourceText(
-            "device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text)
-        )
+        return _SourceText("device" if "device" in value.text else re.sub(r'^named\("(.+)"\)$', r"\1", value.text))
     if isinstance(value, ObjectArgument):
         name = value.arguments[0].text if value.name == MADE else value.name
         made = type(name.removesuffix('")').rpartition(".")[2], (), {})()
@@ -124,9 +123,7 @@ def signature_of(
     function that the file does not define by a ``def``, ``own``, or as many parameters as a call has arguments.
     Keywords of the call that are ``own`` and not named, a layer's weights, are added. ``leading``: names that a
     decorator's function has for the first parameters."""
-    nodes: list[ast.stmt] = ast.parse(
-        path.read_text(encoding="utf-8-sig") if path.suffix == ".py" else ""
-    ).body
+    nodes: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8-sig") if path.suffix == ".py" else "").body
     found: ast.AST | None = None
     parts, without_ctx = function.split("."), False
     for part in [*parts[:-1], "forward"] if parts[-1] == "apply" else parts:
@@ -139,9 +136,7 @@ def signature_of(
     if not isinstance(found, ast.FunctionDef):
         named = {text.partition("=")[0] for text in own}
         left = [name for name in call.keywords if name not in named]
-        listed = ", ".join(
-            [*(own or (f"x{n}" for n in range(len(call.arguments)))), *["*"][: len(left)], *left]
-        )
+        listed = ", ".join([*(own or (f"x{n}" for n in range(len(call.arguments)))), *["*"][: len(left)], *left])
         found = ast.parse(f"def f({listed}): pass").body[0]
         assert isinstance(found, ast.FunctionDef)
         parts = parts[:1]
@@ -157,16 +152,19 @@ def signature_of(
     given.posonlyargs, given.args = [*given.posonlyargs, *given.args[:unnamed]], given.args[unnamed:]
     weights = [name for name in call.keywords if name in own and name not in listed_already]
     given.kwonlyargs, given.kw_defaults = (
-        [*given.kwonlyargs, *map(ast.arg, weights)], [*given.kw_defaults, *[None for _ in weights]]
-    )  # fmt: skip
+        [*given.kwonlyargs, *map(ast.arg, weights)],
+        [*given.kw_defaults, *[None for _ in weights]],
+    )
     names: dict[str, Any] = {a.arg: Parameter.POSITIONAL_ONLY for a in given.posonlyargs}
     plain = Parameter.POSITIONAL_ONLY if parts[-1] == "apply" else Parameter.POSITIONAL_OR_KEYWORD
     names |= {a.arg: plain for a in given.args}
     names |= {given.vararg.arg: Parameter.VAR_POSITIONAL} if given.vararg else {}
     names |= {a.arg: Parameter.KEYWORD_ONLY for a in given.kwonlyargs}
     names |= {given.kwarg.arg: Parameter.VAR_KEYWORD} if given.kwarg else {}
-    pairs = [*zip([*given.posonlyargs, *given.args][::-1], given.defaults[::-1], strict=False),
-             *zip(given.kwonlyargs, given.kw_defaults, strict=True)]  # fmt: skip
+    pairs = [
+        *zip([*given.posonlyargs, *given.args][::-1], given.defaults[::-1], strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
     hidden = [a.arg for a, d in pairs if isinstance(d, ast.Name)]
     for argument in ast.walk(given):
         if isinstance(argument, ast.arg) and argument.annotation is not None:
@@ -177,9 +175,18 @@ def signature_of(
 
 def _definitions(nodes: Sequence[ast.stmt]) -> list[ast.FunctionDef | ast.ClassDef]:
     """Functions and classes among statements, also below a condition."""
-    return [n for s in nodes for n in ([s] if isinstance(s, ast.FunctionDef | ast.ClassDef) else
-            ast.walk(s) if isinstance(s, ast.If | ast.Try) else [])
-            if isinstance(n, ast.FunctionDef | ast.ClassDef)]  # fmt: skip
+    return [
+        n
+        for s in nodes
+        for n in (
+            [s]
+            if isinstance(s, ast.FunctionDef | ast.ClassDef)
+            else ast.walk(s)
+            if isinstance(s, ast.If | ast.Try)
+            else []
+        )
+        if isinstance(n, ast.FunctionDef | ast.ClassDef)
+    ]
 
 
 def _default(node: ast.expr) -> ast.expr:

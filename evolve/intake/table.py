@@ -49,9 +49,13 @@ def _fixed_numbers(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune_shapes(
-    path: Path, row: tuple[str, str], answer: Mapping[str, Any], home: Path,
-    run: Callable[[str], CampaignOutcome], say: Callable[[str], None],
-) -> StopReason | None:  # fmt: skip
+    path: Path,
+    row: tuple[str, str],
+    answer: Mapping[str, Any],
+    home: Path,
+    run: Callable[[str], CampaignOutcome],
+    say: Callable[[str], None],
+) -> StopReason | None:
     """A campaign for each shape, and its row in the file at ``path`` as soon as it ends. ``run``: on the suite of that
     name. Why not all shapes have a row; None where they do. Raises UserError where the file cannot be written."""
     (text, form), lost = row, None

@@ -130,7 +130,7 @@ def resolve_reference(text: str) -> str:
 
 def ask_intake(
     request: Request, target: Target, intake: child.Intake | None = None, meanwhile: Callable[[], None] = lambda: None
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What the child makes of it (see ``child.ask``); of a part alone, with the request ``asked`` for that. Raises
     IntakeRefused, UserError."""
     program = child.PALLAS if target.entry == "build" else child.MAIN
@@ -149,9 +149,16 @@ def ask_intake(
     if request.reference == SELF and program != child.CUDA:
         begun_process(program == child.MAIN)  # the campaign will ask it
     answer = child.ask(
-        request.path, request.function, request.reference, request.calls, target, program, intake, meanwhile,
+        request.path,
+        request.function,
+        request.reference,
+        request.calls,
+        target,
+        program,
+        intake,
+        meanwhile,
         request.values,
-    )  # fmt: skip
+    )
     found = obstacles_of(answer.get("refusals", ()), request.path.name)
     if found:
         listed = "\n  ".join(r.text() for r in found)
@@ -184,10 +191,7 @@ def config_of(
     request: Request, target: Target, where: Path, overrides: Mapping[str, Any] | None = None
 ) -> CampaignConfig:
     """The campaign on a written folder. The interpreter, whose times mean nothing, runs the small shapes."""
-    data = {
-        **config_data(request, target, overrides),
-        "operator": f"{os.path.realpath(where)}/{folder.RECIPE}",
-    }
+    data = {**config_data(request, target, overrides), "operator": f"{os.path.realpath(where)}/{folder.RECIPE}"}
     return parse_config(data, "tune")
 
 
@@ -239,15 +243,17 @@ def warm_up(request: Request) -> None:
 
 
 def prepare(
-    request: Request, target: Target, where: Path, say: Say, intake: child.Intake | None = None,
+    request: Request,
+    target: Target,
+    where: Path,
+    say: Say,
+    intake: child.Intake | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Read the function in, show what was found, and write the folder. Raises IntakeRefused, UserError."""
     new = not where.exists()
     answer = ask_intake(request, target, intake, lambda: warm_up(request))
-    say(
-        f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}"
-    )
+    say(f"{request.path.name}:{request.function} -> {where}/: operator.py, kernels/{folder.SEED}.py, {folder.CAMPAIGN}")
     request = answer.get("asked", request)
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
@@ -289,9 +295,13 @@ def write_operator(request: Request, answer: Mapping[str, Any], where: Path) -> 
 
 
 def export(
-    campaign: RecordedCampaign, request: Request, answer: Mapping[str, Any], where: Path, target: Target,
+    campaign: RecordedCampaign,
+    request: Request,
+    answer: Mapping[str, Any],
+    where: Path,
+    target: Target,
     trial: child.Intake,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write the winner (where none is faster, the seed) as a plain module beside the operator, import it and make the
     recorded calls in the process ``trial``; its path. Raises UserError where a call fails."""
     from tilewright.evolve.intake.winner import gain_of, winner_module
@@ -304,9 +314,7 @@ def export(
     params = winner["params"] if winner else answer["defaults"]
     path = module_path(request, answer, where)
     part = path.with_suffix(".part.py")
-    text = winner_module(
-        source, params, request, answer, note_of(campaign, request, answer, target, where), where
-    )
+    text = winner_module(source, params, request, answer, note_of(campaign, request, answer, target, where), where)
     try:
         part.write_text(text, encoding="utf-8")
         why = child.try_winner(part, request, answer, target, trial)

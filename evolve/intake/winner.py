@@ -40,9 +40,7 @@ _REFERENCES = "torch torch.nn.functional torch.linalg torch.special jax.numpy ja
 """Modules of which a reference may be a function."""
 
 
-def _kernels(
-    source: str, params: Mapping[str, Any], function: str, operands: Sequence[str]
-) -> tuple[str, str]:
+def _kernels(source: str, params: Mapping[str, Any], function: str, operands: Sequence[str]) -> tuple[str, str]:
     """A kernel module's functions with PARAMS, without what the search needs of it; and its entry point: ``launch``,
     ``build``, or ORIGINAL of the user's own file."""
     if (original := data_of(source)) is not None:
@@ -67,9 +65,8 @@ def _kernels(
 
 
 def winner_module(
-    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str,
-    folder: Path | None,
-) -> str:  # fmt: skip
+    source: str, params: Mapping[str, Any], request: Any, answer: Mapping[str, Any], note: str, folder: Path | None
+) -> str:
     """The winner as a module of its own in ``folder`` (None: in any), with the original's signature: it serves the
     calls that were tuned, and gives every other one to the original."""
     names = [row[0] for row in answer["operands"]]
@@ -104,12 +101,9 @@ def winner_module(
         "original": (*places, module, request.function),
         "winner": request.name,
     }
-    turned = [
-        f".permute({[list(order).index(n) for n in range(len(order))]})" * bool(order) for order in orders
-    ]
+    turned = [f".permute({[list(order).index(n) for n in range(len(order))]})" * bool(order) for order in orders]
     operand_lines = "".join(
-        f"        {row[0]!r}: {text}{turn},\n"
-        for row, text, turn in zip(own, settled[0][1], turned, strict=False)
+        f"        {row[0]!r}: {text}{turn},\n" for row, text, turn in zip(own, settled[0][1], turned, strict=False)
     )
     inner = ", ".join(row[0] for row in own)
     gradients = _gradients_made(own, [row for row in answer["operands"] if row not in own])
@@ -192,9 +186,10 @@ def _places(operands: Sequence[Any]) -> dict[str, str]:
     """Where the size of each dimension stands among operands, the first place of it."""
     return {
         size: f"{row[0]}.shape[{axis}]"
-        for row in reversed(operands) for axis, size in reversed([*enumerate(row[2])])
+        for row in reversed(operands)
+        for axis, size in reversed([*enumerate(row[2])])
         if isinstance(size, str) and size.isidentifier()
-    }  # fmt: skip
+    }
 
 
 def _gradients_made(own: Sequence[Any], gradients: Sequence[Any]) -> list[str] | None:
@@ -214,9 +209,7 @@ def _code(size: Any, places: Mapping[str, str]) -> str:
     return re.sub(r"triton\.cdiv\((.+?), (\d+)\)", r"-(-(\1) // \2)", size_code(size, places)) or str(size)
 
 
-def _halves_text(
-    kernels: str, start: str, pair: Mapping[str, Any], operands: Sequence[str], owner: str
-) -> str:
+def _halves_text(kernels: str, start: str, pair: Mapping[str, Any], operands: Sequence[str], owner: str) -> str:
     """A pair's entry point ``start`` as two halves, and the Function that joins them for torch's autograd. The first
     statement that takes a gradient begins the backward. ``owner``: the original's class, of which torch's messages
     speak. Raises UserError where the text cannot be parted."""
@@ -229,9 +222,7 @@ def _halves_text(
     end = rest[-1] if rest else None
     if not isinstance(end, ast.Return) or not isinstance(end.value, ast.Tuple) or len(rest) < 2:
         raise UserError("the winner's launch cannot be parted into a forward and a backward.")
-    bound = {
-        n.id for s in first for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    bound = {n.id for s in first for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     results = [ast.unparse(part) for part in end.value.elts]
     numbers = [*pair["gradients"].values()]
     back = ast.parse(f"return ({''.join(f'{results[n]}, ' for n in numbers)})").body

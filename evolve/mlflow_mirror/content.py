@@ -67,15 +67,23 @@ def candidate_run(
     """
     mutation = candidate.mutation
     tags = {
-        CANDIDATE: str(candidate.index), "tilewright.genome": candidate.genome.id,
-        "operator": str(facts.get("operator")), "target": evaluation.target,
-        "target_kind": str(facts.get("target_kind")), "suite": evaluation.suite,
-        "verdict": evaluation.verdict.value, "stage": evaluation.stage.value, "island": str(candidate.island),
-        "generation": str(candidate.generation), "mutation": mutation.kind.value,
-        "mutation.detail": mutation.detail, "proposer": mutation.proposer,
+        CANDIDATE: str(candidate.index),
+        "tilewright.genome": candidate.genome.id,
+        "operator": str(facts.get("operator")),
+        "target": evaluation.target,
+        "target_kind": str(facts.get("target_kind")),
+        "suite": evaluation.suite,
+        "verdict": evaluation.verdict.value,
+        "stage": evaluation.stage.value,
+        "island": str(candidate.island),
+        "generation": str(candidate.generation),
+        "mutation": mutation.kind.value,
+        "mutation.detail": mutation.detail,
+        "proposer": mutation.proposer,
         "parents": ", ".join(f"{p.index:04d}" for p in parents) or "none",
-        "parents.run_ids": ", ".join(parent_runs), NOTE: note,
-    }  # fmt: skip
+        "parents.run_ids": ", ".join(parent_runs),
+        NOTE: note,
+    }
     if evaluation.reason:
         tags["reason"] = evaluation.reason
     if evaluation.artefact:
@@ -100,20 +108,27 @@ def campaign_run(
 ) -> RunContent:
     """The parent run of a campaign at its start."""
     tags = {
-        UID: uid, "tilewright.campaign": str(facts.get("id")), "operator": str(facts.get("operator")),
-        "target": str(facts.get("target")), "target_kind": str(facts.get("target_kind")),
-        "suite": str(facts.get("suite")), **{f"toolchain.{name}": version for name, version in toolchain.items()},
+        UID: uid,
+        "tilewright.campaign": str(facts.get("id")),
+        "operator": str(facts.get("operator")),
+        "target": str(facts.get("target")),
+        "target_kind": str(facts.get("target_kind")),
+        "suite": str(facts.get("suite")),
+        **{f"toolchain.{name}": version for name, version in toolchain.items()},
         **{f"system.{name}": value for name, value in system.items() if name != "commit"},
         COMMIT: system.get("commit", "").removesuffix("+changes"),
-    }  # fmt: skip
+    }
     budget = facts.get("budget")
     params = {k: facts.get(k) for k in ("name", "operator", "target", "suite", "seed")}
     params.update({f"budget.{k}": v for k, v in budget.items()} if isinstance(budget, Mapping) else {})
     params.update({k: v for k, v in flatten(config).items() if k not in params})
     return RunContent(
-        name=str(facts.get("id")), passed=True, params=_params({k: v for k, v in params.items() if v is not None}),
-        metrics={}, tags=_tags(tags),
-    )  # fmt: skip
+        name=str(facts.get("id")),
+        passed=True,
+        params=_params({k: v for k, v in params.items() if v is not None}),
+        metrics={},
+        tags=_tags(tags),
+    )
 
 
 def evaluation_metrics(evaluation: Evaluation, kind: str) -> dict[str, float]:
@@ -216,9 +231,7 @@ def cost_line(data: CampaignData) -> str:
     return "Bill: " + "; ".join(_markdown_text(part) for part in parts) + "."
 
 
-def campaign_note(
-    data: CampaignData, state: str, artifacts: str, link: Callable[[int], str], *, ended: bool
-) -> str:
+def campaign_note(data: CampaignData, state: str, artifacts: str, link: Callable[[int], str], *, ended: bool) -> str:
     """Description of a campaign in Markdown. ``artifacts``: page of the run's files, with ``{}`` for a file's name;
     ``link`` as for ``candidate_note``; ``ended``: whether to add links to these files and the bill.
     """
@@ -236,8 +249,7 @@ def campaign_note(
         f"Verdicts: {verdicts}.",
         f"Best rate on the suite: **{rate_text(best, data.unit)}** (geometric mean; {unit})." if best else "",
         _figures_table(
-            f"final check ({unit})",
-            ((f"{r.name}, {w.workload}", w) for r in rows for w in r.evaluation.workloads),
+            f"final check ({unit})", ((f"{r.name}, {w.workload}", w) for r in rows for w in r.evaluation.workloads)
         ),
         cost_line(data) if ended else "",
         "Artifacts: `report.html` and `lineage.html` (open them here), two pictures as `.svg`, `winner.py`.",
@@ -273,12 +285,7 @@ def _headline(data: CampaignData, link: Callable[[int], str]) -> str:
 def _figures_table(head: str, rows: Iterable[tuple[str, WorkloadFigures]]) -> str:
     """Times and rates in Markdown; empty without rows."""
     lines = [
-        (
-            _markdown_text(n),
-            time_text(w.seconds),
-            rate_text(w.rate, w.unit),
-            percent_text(w.roofline_fraction),
-        )
+        (_markdown_text(n), time_text(w.seconds), rate_text(w.rate, w.unit), percent_text(w.roofline_fraction))
         for n, w in rows
     ]
     # MLflow's tables have no space between cells
@@ -324,9 +331,7 @@ def _markdown_link(text: str, address: str) -> str:
     return f"[{text}]({address})" if address else text
 
 
-def _candidate_files(
-    candidate: Candidate, evaluation: Evaluation, parents: Sequence[Candidate]
-) -> dict[str, str]:
+def _candidate_files(candidate: Candidate, evaluation: Evaluation, parents: Sequence[Candidate]) -> dict[str, str]:
     # The endings are ones MLflow previews; it shows no .diff file.
     files = {
         "kernel.py": candidate.genome.source,

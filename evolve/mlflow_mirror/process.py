@@ -47,10 +47,13 @@ NICENESS = 10
 
 # One short attempt a request: the loop here retries, and first reads which runs MLflow has.
 SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "GIT_PYTHON_REFRESH": "quiet",
-}  # fmt: skip
+}
 
 log = logging.getLogger("tilewright.mirror")
 
@@ -67,9 +70,7 @@ def start_mirror(journal_path: Path, home: Path, env: Mapping[str, str] | None =
     return MirrorProcess(journal_path, command, environment)
 
 
-def mirror_command(
-    journal_paths: Sequence[Path], home: Path, uri: str, parent: int | None = None
-) -> list[str]:
+def mirror_command(journal_paths: Sequence[Path], home: Path, uri: str, parent: int | None = None) -> list[str]:
     """The command line of a mirror; without ``parent`` it writes what is missing and ends."""
     command = [sys.executable, "-m", "tilewright.evolve.mlflow_mirror.process"]
     command += [str(path.resolve()) for path in journal_paths]

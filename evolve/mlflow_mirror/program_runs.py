@@ -70,9 +70,7 @@ def main() -> int:
     given = parser.parse_args()
     local = not given.uri.startswith(("http:", "https:", "databricks"))
     try:
-        write_program(
-            json.load(sys.stdin), MlflowClient(tracking_uri=given.uri), given.artifacts if local else None
-        )
+        write_program(json.load(sys.stdin), MlflowClient(tracking_uri=given.uri), given.artifacts if local else None)
     except (MlflowException, OSError) as error:
         print(json.dumps({"why": str(error).splitlines()[0]}))  # noqa: T201
         return 1

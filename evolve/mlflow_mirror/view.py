@@ -72,9 +72,14 @@ def view_state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> str
 def _state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> dict[str, object]:
     rate, gain = fitness_metric(unit, kind), gain_metric(kind)
     widths = {
-        RUN_NAME: 200, f"metrics.`{rate}`": 9 * len(rate), f"metrics.`{gain}`": 9 * len(gain), "tags.`parents`": 90,
-        "tags.`verdict`": 80, "tags.`mutation`": 90, "tags.`proposer`": 90,
-    }  # fmt: skip
+        RUN_NAME: 200,
+        f"metrics.`{rate}`": 9 * len(rate),
+        f"metrics.`{gain}`": 9 * len(gain),
+        "tags.`parents`": 90,
+        "tags.`verdict`": 80,
+        "tags.`mutation`": 90,
+        "tags.`proposer`": 90,
+    }
     return {
         "searchFilter": f"tags.`tilewright.uid` = '{uid}' and tags.`tilewright.candidate` != ''",
         "orderByKey": f"metrics.`{rate}`",
@@ -86,13 +91,7 @@ def _state(uid: str, unit: str, kind: str, parameters: Sequence[str]) -> dict[st
         "hideEmptyCharts": True,
         "isAccordionReordered": True,
         "compareRunSections": [
-            {
-                "uuid": SECTION,
-                "name": "Campaign",
-                "display": True,
-                "isReordered": True,
-                "columns": CHARTS_ABREAST,
-            }
+            {"uuid": SECTION, "name": "Campaign", "display": True, "isReordered": True, "columns": CHARTS_ABREAST}
         ],
         "compareRunCharts": _charts(rate, unit, kind, parameters),
     }
@@ -113,18 +112,18 @@ def _charts(rate: str, unit: str, kind: str, parameters: Sequence[str]) -> list[
 
 def _scatter(name: str, x: str, y: str, across: str = "METRIC") -> dict[str, object]:
     """``y`` is a metric; ``across``: what ``x`` is, ``METRIC`` or ``PARAM``."""
-    return {
-        **_card(name, "SCATTER"),
-        "xaxis": {"key": x, "type": across},
-        "yaxis": {"key": y, "type": "METRIC"},
-    }
+    return {**_card(name, "SCATTER"), "xaxis": {"key": x, "type": across}, "yaxis": {"key": y, "type": "METRIC"}}
 
 
 def _card(name: str, kind: str) -> dict[str, object]:
     return {
-        "type": kind, "uuid": f"tilewright-{name}", "metricSectionId": SECTION, "deleted": False,
-        "isGenerated": False, "runsCountToCompare": 100,
-    }  # fmt: skip
+        "type": kind,
+        "uuid": f"tilewright-{name}",
+        "metricSectionId": SECTION,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": 100,
+    }
 
 
 def varied_parameters(points: Iterable[Mapping[str, Value]]) -> list[str]:

@@ -109,9 +109,7 @@ class Mirror:
         written = self._write_child(self._by_index[index], evaluation, at)
         if written and is_seed:
             self._write_early(self._by_index[index], evaluation, arrival)
-        self._curve += [
-            Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()
-        ]
+        self._curve += [Metric(k, v, int(at * 1000), arrival) for k, v in self._progress.campaign_metrics().items()]
         self._arrival = arrival
         if written or len(self._curve) > METRICS_A_BATCH // 2:
             self._flush()
@@ -267,9 +265,7 @@ class Mirror:
     def _runs_of(self, candidates: Iterable[Candidate]) -> list[str]:
         return [self._children[c.index].run_id for c in candidates if c.index in self._children]
 
-    def _complete_child(
-        self, index: int, content: RunContent, at: float, took: float, known: KnownRun | None
-    ) -> None:
+    def _complete_child(self, index: int, content: RunContent, at: float, took: float, known: KnownRun | None) -> None:
         run_id = known.run_id if known else self._create_child(content, at - took)
         self._children[index] = KnownRun(run_id, False)
         metrics = [Metric(k, v, int(at * 1000), index) for k, v in content.metrics.items()]

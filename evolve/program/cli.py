@@ -16,27 +16,35 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("place", metavar="FILE:STEP", help="the function that is one step of the program")
     command.add_argument(
-        "part", nargs="?", choices=PARTS, default="prove",
+        "part",
+        nargs="?",
+        choices=PARTS,
+        default="prove",
         help="how far to go: record, ceiling, tune, or prove, which does all (default)",
-    )  # fmt: skip
+    )
     command.add_argument("--setup", default="", help="the function of the file whose result the step takes")
     command.add_argument("--out", type=Path, help="folder to write to (default: ./STEP_faster)")
     command.add_argument("--seconds", type=float, default=60.0, help="budget of the search (default: 60)")
-    command.add_argument(
-        "--prove-seconds", type=float, default=90.0, help="budget of the proof (default: 90)"
-    )
+    command.add_argument("--prove-seconds", type=float, default=90.0, help="budget of the proof (default: 90)")
     command.add_argument("--fp8", action="store_true", help="replace linear layers by blockwise FP8 too")
     command.add_argument(
-        "--fp8-kept", dest="fp8", action="store_const", const="kept",
+        "--fp8-kept",
+        dest="fp8",
+        action="store_const",
+        const="kept",
         help="the same for inference whose weights do not change: each is quantised once",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--faster", type=Path, metavar="FILE", help="prove the replacements of this file instead of searching"
     )
     command.add_argument(
-        "--winner", type=Path, metavar="FILE", action="append", default=[],
+        "--winner",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
         help="prove the winner of tilewright tune in this file, too, in place of its function (repeatable)",
-    )  # fmt: skip
+    )
     command.add_argument("--no-mlflow", action="store_true", help="do not write to MLflow")
     command.set_defaults(run=_run)
 

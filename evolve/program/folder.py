@@ -51,16 +51,17 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
     uid, device = _key(str(folder.resolve())), record["device"]
     metrics = {"step_ms": 1e3 * found.wall, "device_busy_ms": 1e3 * found.busy}
     metrics |= {
-        f"ceiling/{re.sub('[^a-z0-9]+', '_', s.name.lower())}": found.factor(s)
-        for s in found.sources
-        if found.busy
+        f"ceiling/{re.sub('[^a-z0-9]+', '_', s.name.lower())}": found.factor(s) for s in found.sources if found.busy
     }
     if receipt.get("gain"):
         low, high = receipt["interval"]
         metrics |= {
-            "gain": receipt["gain"], "gain_low": low, "gain_high": high, "predicted_gain": receipt["predicted"],
+            "gain": receipt["gain"],
+            "gain_low": low,
+            "gain_high": high,
+            "predicted_gain": receipt["predicted"],
             "step_after_ms": 1e3 * receipt["seconds"],
-        }  # fmt: skip
+        }
     kept = {row["label"]: row for row in receipt.get("kept", ())}
     kernels = []
     for row in searched:
@@ -70,10 +71,14 @@ def mlflow_content(folder: Path, found: Ceiling, searched: Sequence[Mapping[str,
         if function in kept:
             figures |= {"step_gain": kept[function]["gain"], "step_gain_low": kept[function]["interval"][0]}
         launch_params = {"function": function, "arguments": row["arguments"]}
-        kernels.append({
-            "key": _key(f"{uid}/{function}/{row['arguments']}"), "name": row["kernel"], "metrics": figures,
-            "params": {**launch_params, "configuration": str(row["configuration"] or row["why"])},
-        })  # fmt: skip
+        kernels.append(
+            {
+                "key": _key(f"{uid}/{function}/{row['arguments']}"),
+                "name": row["kernel"],
+                "metrics": figures,
+                "params": {**launch_params, "configuration": str(row["configuration"] or row["why"])},
+            }
+        )
     files = [str(folder / name) for name in (RECORD, PAGE, RECEIPT, FASTER) if (folder / name).is_file()]
     params = {name: str(device[name]) for name in ("product", "torch", "triton")}
     facts = {"uid": uid, "name": record["name"], "params": params, "metrics": metrics}
@@ -123,7 +128,7 @@ install, uninstall, installed, counts = (
 
 def faster_text(
     program: str, replacements: Sequence[str], layers: str, device: str, proof: Mapping[str, Any] | None
-) -> str:  # fmt: skip
+) -> str:
     """The file's text. ``replacements``: the expressions that make them; ``layers``: that of FP8 layers, or empty."""
     verdict = "not proved"
     if proof and proof.get("gain"):

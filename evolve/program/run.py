@@ -83,10 +83,13 @@ class Program:
         return list(self.answer["found"])
 
     def prove(
-        self, seconds: float = 60.0, prove_seconds: float = 90.0, fp8: bool | str = False,
+        self,
+        seconds: float = 60.0,
+        prove_seconds: float = 90.0,
+        fp8: bool | str = False,
         faster: str | Path | None = None,
         winners: Sequence["str | Path | Tuned"] = (),
-    ) -> Mapping[str, Any]:  # fmt: skip
+    ) -> Mapping[str, Any]:
         """Tune, prove each replacement in the step, take out what does not pay, and write ``faster.py``.
 
         Parameters:
@@ -106,9 +109,7 @@ class Program:
             raise UserError(
                 "--winner: two files have one name, under which they would lie beside faster.py; rename one."
             )
-        self._ask(
-            part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given, winners=paths
-        )
+        self._ask(part="prove", seconds=seconds, prove_seconds=prove_seconds, fp8=fp8, faster=given, winners=paths)
         proof: dict[str, Any] = {**self.answer["proof"], "kind": figure_kind(self.answer["record"])}
         self._write(proof)
         self._note("proved")
@@ -127,7 +128,7 @@ class Program:
         content = json.dumps(files.mlflow_content(self.folder, self.ceiling(), self.answer.get("found", ())))
         done = subprocess.run(
             command, env=mirror_environment(os.environ), capture_output=True, text=True, check=False, input=content
-        )  # fmt: skip
+        )
         if done.returncode == 0:
             return ""
         return (done.stdout or done.stderr or "no reason given").strip().splitlines()[-1]
@@ -156,9 +157,14 @@ class Program:
                 for _ in range(MOST_ENDS):
                     known = files.ended_searches(Path(given["kept"]))
                     done = subprocess.run(
-                        command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True,
-                        env=own_environment(), timeout=LEAST_WALL + 4 * budget, check=False,
-                    )  # fmt: skip
+                        command,
+                        stdout=sys.stderr,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        env=own_environment(),
+                        timeout=LEAST_WALL + 4 * budget,
+                        check=False,
+                    )
                     if answered.is_file() or files.ended_searches(Path(given["kept"])) <= known:
                         break
                     sys.stderr.write("  a search ended the process: again, without what was searched then\n")
@@ -211,7 +217,7 @@ class Program:
 
 def program(
     step: str | Callable[..., Any], setup: str = "", out: str | Path | None = None, home: str | Path | None = None
-) -> Program:  # fmt: skip
+) -> Program:
     """See ``tilewright.program``."""
     if isinstance(step, str):
         file, colon, name = step.rpartition(":")

@@ -83,8 +83,14 @@ NAMED = 0.01
 """Share of the device's time from which on a kernel's own ceiling is said."""
 
 LETTERS: Mapping[str, str] = {
-    "product": "P", "attention": "A", "triton": "T", "inductor": "I", "torch": "t", "copy": "c", "other": "o",
-}  # fmt: skip
+    "product": "P",
+    "attention": "A",
+    "triton": "T",
+    "inductor": "I",
+    "torch": "t",
+    "copy": "c",
+    "other": "o",
+}
 
 
 def figure_kind(record: Mapping[str, Any]) -> str:

@@ -19,9 +19,7 @@ Commands = Any
 
 def add_commands(commands: Commands) -> None:
     """Add both commands to the parser."""
-    promote = commands.add_parser(
-        "promote", help="verify a campaign's winner again and put it into a library"
-    )
+    promote = commands.add_parser("promote", help="verify a campaign's winner again and put it into a library")
     promote.add_argument("campaign", nargs="?", help="id or folder of the campaign (default: the newest)")
     promote.add_argument("--suite", help="verify on this suite instead of the campaign's")
     promote.add_argument("--as", dest="name", metavar="NAME", help="its family/recipe in the library")
@@ -29,9 +27,7 @@ def add_commands(commands: Commands) -> None:
     promote.add_argument("--table", type=Path, help="dispatch table (JSON): a candidate for each shape")
     promote.add_argument("--against", metavar="NAME", help="compare with this baseline or seed")
     promote.add_argument("--dry-run", action="store_true", help="verify and compare, write nothing")
-    promote.add_argument(
-        "--force-reason", metavar="TEXT", help="promote in spite of a loss; TEXT is recorded"
-    )
+    promote.add_argument("--force-reason", metavar="TEXT", help="promote in spite of a loss; TEXT is recorded")
     promote.add_argument("--address", help="Ray cluster to use instead of this machine")
     _library_options(promote)
     promote.set_defaults(run=_promote)
@@ -57,9 +53,7 @@ def add_commands(commands: Commands) -> None:
     rollback.add_argument("--reason", help="recorded in the history")
     rollback.set_defaults(run=_rollback)
     collect = actions.add_parser("gc", help="remove versions that are no longer needed")
-    collect.add_argument(
-        "--keep", type=int, default=5, help="promoted versions to keep per operator (default: 5)"
-    )
+    collect.add_argument("--keep", type=int, default=5, help="promoted versions to keep per operator (default: 5)")
     collect.set_defaults(run=_gc)
     warm = actions.add_parser("warm", help="compile launch plans ahead; no GPU needed")
     warm.add_argument("--shapes", type=Path, help="file of shapes (default: the verified ones)")
@@ -109,9 +103,14 @@ def _promote(arguments: argparse.Namespace) -> int:
 
     home = home_folder(arguments.home)
     options = Options(
-        suite=arguments.suite, name=arguments.name, candidate=arguments.candidate, table=arguments.table,
-        against=arguments.against, dry_run=arguments.dry_run, force_reason=arguments.force_reason,
-    )  # fmt: skip
+        suite=arguments.suite,
+        name=arguments.name,
+        candidate=arguments.candidate,
+        table=arguments.table,
+        against=arguments.against,
+        dry_run=arguments.dry_run,
+        force_reason=arguments.force_reason,
+    )
     writer = _writer(arguments)
     folder = find_campaign(home, arguments.campaign)
     outcome = promote(folder, writer, options, _say, _evaluator(arguments.address))

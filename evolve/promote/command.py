@@ -76,9 +76,7 @@ def promote(
         if table_now is not None and all(serving[w] == names[nomination.genome_for(w)] for w in serving):
             raise Refusal(f"promotion refused: {' and '.join(names.values())} already serves {operator}.")
         try:
-            verification = _verification(
-                nomination.resolved, contenders, opponents, evaluator, say, options.rounds
-            )
+            verification = _verification(nomination.resolved, contenders, opponents, evaluator, say, options.rounds)
             break
         except Refusal as refusal:
             reason = str(refusal).removeprefix("promotion refused: ")
@@ -102,9 +100,15 @@ def promote(
         say(line)
     overruled = judgement.require(options.force_reason)
     promotion = Promotion(
-        nomination, operator, judgement, verification.found, names, options.force_reason if overruled else None,
-        overruled, refused,
-    )  # fmt: skip
+        nomination,
+        operator,
+        judgement,
+        verification.found,
+        names,
+        options.force_reason if overruled else None,
+        overruled,
+        refused,
+    )
     version = None if options.dry_run else _write(promotion, writer, current, say)
     return PromotionOutcome(operator, version, judgement, promotion)
 
@@ -128,10 +132,15 @@ def record(promotion: Promotion, version: str) -> str | None:
     try:
         with Journal(promotion.nomination.folder / JOURNAL, write=True) as journal:
             journal.add_event(
-                EVENT, operator=promotion.operator, version=version,
-                candidates=[c.index for c in promotion.nomination.candidates], gain=promotion.judgement.gain,
-                figures=promotion.judgement.kind.value, forced=promotion.forced, overruled=promotion.overruled,
-            )  # fmt: skip
+                EVENT,
+                operator=promotion.operator,
+                version=version,
+                candidates=[c.index for c in promotion.nomination.candidates],
+                gain=promotion.judgement.gain,
+                figures=promotion.judgement.kind.value,
+                forced=promotion.forced,
+                overruled=promotion.overruled,
+            )
     except JournalError as error:
         return str(error)
     return None
@@ -162,9 +171,7 @@ def _current(writer: LibraryWriter, operator: str) -> Current | None:
     return writer.version(operator)
 
 
-def _table(
-    writer: LibraryWriter, operator: str, current: Current | None, target: Target
-) -> store.Table | None:
+def _table(writer: LibraryWriter, operator: str, current: Current | None, target: Target) -> store.Table | None:
     """What the current version offers on a target, perhaps for another device of its kind; None for nothing."""
     version, _, held = current or ("", {}, {"targets": {}})
     name = version_files.entry_name(held["targets"], target)
@@ -190,10 +197,13 @@ def _write(promotion: Promotion, writer: LibraryWriter, current: Current | None,
     if counted:
         receipt["targets"][promotion.nomination.resolved.target.name][sanitizer.TOOL] = counted
     note: dict[str, Any] = {
-        "action": "promote", "campaign": promotion.nomination.campaign,
-        "target": promotion.nomination.resolved.target.name, "gain": promotion.judgement.gain,
-        "kind": promotion.judgement.kind.value, "forced": promotion.forced,
-    }  # fmt: skip
+        "action": "promote",
+        "campaign": promotion.nomination.campaign,
+        "target": promotion.nomination.resolved.target.name,
+        "gain": promotion.judgement.gain,
+        "kind": promotion.judgement.kind.value,
+        "forced": promotion.forced,
+    }
     with writer.writing():
         if writer.index(operator)["current"] != (current[0] if current else None):
             raise Refusal(

@@ -115,9 +115,7 @@ def judge(
     return Judgement(tuple(shapes), gain, _overall(shapes, comparison, gain), target.kind)
 
 
-def _shape(
-    workload: Workload, genome: str, ours: Verified, theirs: Verified, comparison: Comparison | None
-) -> Shape:
+def _shape(workload: Workload, genome: str, ours: Verified, theirs: Verified, comparison: Comparison | None) -> Shape:
     """On a device medians over all calls, and Student's interval of the gain, paired by round.
 
     Of modelled ones the gain's interval is what the model's error leaves: little between schedules of one source.
@@ -133,10 +131,17 @@ def _shape(
         if other != genome:
             ratio = comparison.ratio(other, genome, [workload.id])
     return Shape(
-        figures=figures, dims=dict(workload.dims), genome=genome, seconds=figures.seconds, interval=interval,
-        incumbent=theirs.contender.name, incumbent_genome=other, incumbent_seconds=incumbent, gain=ratio.value,
+        figures=figures,
+        dims=dict(workload.dims),
+        genome=genome,
+        seconds=figures.seconds,
+        interval=interval,
+        incumbent=theirs.contender.name,
+        incumbent_genome=other,
+        incumbent_seconds=incumbent,
+        gain=ratio.value,
         gain_interval=(ratio.low, ratio.high),
-    )  # fmt: skip
+    )
 
 
 def _error_of_gain(ours: Verified, theirs: Verified, figures: WorkloadFigures) -> float:

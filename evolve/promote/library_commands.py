@@ -59,9 +59,7 @@ def _check_operator(writer: LibraryWriter, operator: str, *, files_only: bool) -
     except LibraryError as error:
         yield Finding(False, str(error))
         return
-    yield Finding(
-        True, f"{operator}: {len(receipt['files'])} files of version {version} are what was promoted."
-    )
+    yield Finding(True, f"{operator}: {len(receipt['files'])} files of version {version} are what was promoted.")
     folder = writer.place(operator) / "versions" / version
     strangers = {p.name for p in folder.iterdir() if p.is_file()} - set(receipt["files"]) - {store.RECEIPT}
     for name in sorted(strangers):
@@ -70,8 +68,7 @@ def _check_operator(writer: LibraryWriter, operator: str, *, files_only: bool) -
         fault = store.toolchain_fault(entry["toolchain"])
         if fault and files_only and not _runs_here(target):
             yield Finding(
-                True,
-                f"{operator}: its kernels for {target} were {fault}; this machine cannot run them with any.",
+                True, f"{operator}: its kernels for {target} were {fault}; this machine cannot run them with any."
             )
         elif fault:
             yield Finding(
@@ -95,16 +92,12 @@ def _runs_here(target: str) -> bool:
 def _run_checks(writer: LibraryWriter, operator: str) -> Finding:
     command = [sys.executable, "-m", f"{writer.package}.checks", operator]
     environment = writer.environment(TRITON_INTERPRET="1", JAX_PLATFORMS="cpu")
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TEST_SECONDS, env=environment, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS, env=environment, check=False)
     lines = done.stdout.splitlines()
     if done.returncode == 0:
         skipped = sum(": skipped: " in line for line in lines)
         rest = f", {skipped} need another device" if skipped else ""
-        return Finding(
-            True, f"{operator}: its kernels keep the recipe here ({len(lines) - skipped} checks{rest})."
-        )
+        return Finding(True, f"{operator}: its kernels keep the recipe here ({len(lines) - skipped} checks{rest}).")
     faults = [line for line in lines if ": failed: " in line] or done.stderr.strip().splitlines()[-1:]
     return Finding(False, f"{operator}: a check fails: {(faults or ['no reason given'])[0]}.")
 
@@ -112,9 +105,7 @@ def _run_checks(writer: LibraryWriter, operator: str) -> Finding:
 # -- changes -----------------------------------------------------------------------------------------
 
 
-def rollback(
-    writer: LibraryWriter, operator: str, to: str | None, reason: str | None
-) -> tuple[str | None, str | None]:
+def rollback(writer: LibraryWriter, operator: str, to: str | None, reason: str | None) -> tuple[str | None, str | None]:
     """Make the version before the current one (or ``to``) current again; (from, to). Raises LibraryError."""
     writer.named()
     with writer.writing():

@@ -69,9 +69,7 @@ class LibraryWriter:
         """The folder of one operator (``family/recipe``). Raises UserError for a name that is no such path."""
         parts = operator.split("/")
         if len(parts) != 2 or not all(_PART.fullmatch(part) for part in parts):
-            raise UserError(
-                f"operator {operator!r} must be family/recipe in letters, digits, '_', '-' and '.'."
-            )
+            raise UserError(f"operator {operator!r} must be family/recipe in letters, digits, '_', '-' and '.'.")
         return self.kernels / parts[0] / parts[1]
 
     def operators(self) -> list[str]:
@@ -148,9 +146,7 @@ class LibraryWriter:
         finally:
             os.close(handle)
 
-    def add(
-        self, operator: str, files: Mapping[str, bytes], receipt: dict[str, Any], note: Mapping[str, Any]
-    ) -> str:
+    def add(self, operator: str, files: Mapping[str, bytes], receipt: dict[str, Any], note: Mapping[str, Any]) -> str:
         """Write one version and make it current; its id. Call inside ``writing``."""
         receipt = {**receipt, "files": {name: store.digest(data) for name, data in sorted(files.items())}}
         text = (json.dumps(receipt, indent=1, sort_keys=True) + "\n").encode()
@@ -193,9 +189,7 @@ class LibraryWriter:
         for name, data in runtime_files().items():
             path = self.root / name
             if not path.exists() or path.read_bytes() != data:
-                found.append(
-                    f"{self.package}/{name} differs from this tilewright's; a promote or gc restores it."
-                )
+                found.append(f"{self.package}/{name} differs from this tilewright's; a promote or gc restores it.")
         return found
 
 

@@ -76,9 +76,7 @@ def nominate(
         events = journal.events()
         finished = [event for event in events if event.kind == "finished"]
         if data is None or not finished:
-            raise UserError(
-                f"campaign {folder.name} has not finished; end it with 'tilewright resume {folder.name}'."
-            )
+            raise UserError(f"campaign {folder.name} has not finished; end it with 'tilewright resume {folder.name}'.")
         known = list(journal.candidates())
     config = parse_config(data, str(folder), recorded=True)
     target = target_of(config)
@@ -98,10 +96,14 @@ def nominate(
     else:
         chosen, assigned = [_one(folder.name, known, candidate, finished[-1].detail.get("winner"))], {}
     return Nomination(
-        campaign=folder.name, folder=folder, started=next(event.at for event in events if event.kind == "started"),
-        resolved=resolved, candidates=tuple(chosen), assigned=assigned,
+        campaign=folder.name,
+        folder=folder,
+        started=next(event.at for event in events if event.kind == "started"),
+        resolved=resolved,
+        candidates=tuple(chosen),
+        assigned=assigned,
         lineage={c.genome.id: _lineage(c, known) for c in chosen},
-    )  # fmt: skip
+    )
 
 
 def _one(campaign: str, known: Sequence[Candidate], name: str | None, winner: str | None) -> Candidate:
@@ -109,9 +111,7 @@ def _one(campaign: str, known: Sequence[Candidate], name: str | None, winner: st
     if wanted is None:
         raise UserError(f"campaign {campaign} has no winner; name a candidate with --candidate.")
     number = wanted.lstrip("#")
-    found = [
-        c for c in known if number == str(c.index) or (len(wanted) >= 6 and c.genome.id.startswith(wanted))
-    ]
+    found = [c for c in known if number == str(c.index) or (len(wanted) >= 6 and c.genome.id.startswith(wanted))]
     if len(found) != 1:
         raise UserError(
             f"--candidate: {wanted!r} is {'ambiguous' if found else 'unknown'} in {campaign}; "
@@ -120,9 +120,7 @@ def _one(campaign: str, known: Sequence[Candidate], name: str | None, winner: st
     return found[0]
 
 
-def _from_table(
-    path: Path, known: Sequence[Candidate], resolved: Resolved
-) -> tuple[list[Candidate], dict[str, str]]:
+def _from_table(path: Path, known: Sequence[Candidate], resolved: Resolved) -> tuple[list[Candidate], dict[str, str]]:
     """A dispatch table as ``evolve.campaign.dispatch_table`` writes it: entries of {workload: {id, dims} or
     id, genome}."""
     try:

@@ -220,9 +220,7 @@ def _check(
         found.verified[kernel] = verified
         for region in kernels[kernel]:
             figures, interval = own_figures(verified, region["workload"], verification.comparison)
-            found.served.append(
-                ServedShape(region, figures, interval, promises.get((region["workload"], kernel)))
-            )
+            found.served.append(ServedShape(region, figures, interval, promises.get((region["workload"], kernel))))
 
 
 def _contenders(
@@ -319,10 +317,13 @@ def _write(writer: LibraryWriter, found: Recheck) -> str | None:
     A library that was changed meanwhile is left as it is (Refusal).
     """
     note: dict[str, Any] = {
-        "action": "recheck", "target": found.entry_name, "rechecked_on": found.where,
-        "failed": dict(sorted(found.failed.items())), "dropped": [region["workload"] for region in found.dropped],
+        "action": "recheck",
+        "target": found.entry_name,
+        "rechecked_on": found.where,
+        "failed": dict(sorted(found.failed.items())),
+        "dropped": [region["workload"] for region in found.dropped],
         "slower": {s.region["workload"]: s.change for s in found.slower},
-    }  # fmt: skip
+    }
     with writer.writing():
         if writer.index(found.operator)["current"] != found.version:
             raise Refusal(f"{found.operator} was changed while it was rechecked; recheck it again.")
@@ -356,9 +357,7 @@ def _version_files(
     return files, {**facts, "targets": receipts, **({"plans": plans} if plans else {})}
 
 
-def _kept_files(
-    writer: LibraryWriter, found: Recheck, receipt: Mapping[str, Any], targets: Mapping[str, Any]
-) -> Files:
+def _kept_files(writer: LibraryWriter, found: Recheck, receipt: Mapping[str, Any], targets: Mapping[str, Any]) -> Files:
     """Files of the version before that hold still: no kernel without a table, no plans of another compiler."""
     _, _, dispatch = writer.version(found.operator, found.version)
     before, now = (files_named(tables.values()) for tables in (dispatch["targets"], targets))
@@ -386,10 +385,14 @@ def _entry(found: Recheck, old: Mapping[str, Any], shapes: Sequence[Mapping[str,
         limits = dict.fromkeys((*verified.contender.within, *drawn))
         kernels[name] = {**old["kernels"][name], "constraints": list(limits)}
     return {
-        **old, "toolchain": toolchain_ranges(found.verified.values()), "constants": dict(found.constants),
-        "reach": rule.REACH, "devices": sorted(device_names(found.verified.values())), "kernels": kernels,
+        **old,
+        "toolchain": toolchain_ranges(found.verified.values()),
+        "constants": dict(found.constants),
+        "reach": rule.REACH,
+        "devices": sorted(device_names(found.verified.values())),
+        "kernels": kernels,
         "regions": with_shares([s.region for s in found.served], shapes),
-    }  # fmt: skip
+    }
 
 
 def _receipt(found: Recheck, old: Mapping[str, Any]) -> dict[str, Any]:

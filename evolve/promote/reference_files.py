@@ -63,9 +63,7 @@ def packed_reference(operator: Operator, reference: str) -> bytes | None:
         return None
     for folder in {str(Path(path).parent) for path in files}:
         files.setdefault(f"{folder}/__init__.py", "")
-    files["__init__.py"] = _ROOT.format(
-        name=operator.name, placeholder=PLACEHOLDER, module=module, recipe=recipe
-    )
+    files["__init__.py"] = _ROOT.format(name=operator.name, placeholder=PLACEHOLDER, module=module, recipe=recipe)
     return _zip(files)
 
 
@@ -168,10 +166,14 @@ def _taken_files(operator: TakenOperator) -> dict[str, str] | None:
     else:
         function = f"    return reference.function_of({operator.reference!r})"
     files["__init__.py"] = _TAKEN_ROOT.format(
-        name=operator.name, said=f"{Path(judge).name}:{name}" if colon else name, call=operator.call,
-        placeholder=PLACEHOLDER, precision=operator.precision, function=function,
+        name=operator.name,
+        said=f"{Path(judge).name}:{name}" if colon else name,
+        call=operator.call,
+        placeholder=PLACEHOLDER,
+        precision=operator.precision,
+        function=function,
         places=[(result.name, result.place) for result in operator.results],
-    )  # fmt: skip
+    )
     for module in (taken_reference, dtypes, objects):
         own = Path(inspect.getfile(module))
         files[own.name] = _INTAKE.sub(PLACEHOLDER, own.read_text(encoding="utf-8"))

@@ -30,9 +30,7 @@ SECONDS = 90.0
 DONE = "all kernels ran"
 
 
-def examine(
-    promotion: Promotion, files: Mapping[str, bytes], receipt: Mapping[str, Any]
-) -> dict[str, int | str]:
+def examine(promotion: Promotion, files: Mapping[str, bytes], receipt: Mapping[str, Any]) -> dict[str, int | str]:
     """By tool, what it counted in the new kernels of a version; why not, where it did not end. Raises Refusal."""
     resolved, used = promotion.nomination.resolved, {shape.genome for shape in promotion.judgement.shapes}
     genomes = [c.genome for c in promotion.nomination.candidates if c.genome.id in used]
@@ -69,9 +67,7 @@ def _reading(tool: str, run: subprocess.Popen[str]) -> int | str:
         return f"did not end: {lines[-1][:200] if lines else 'no text'}"
     if int(found[1]) and TOOLS[tool]:
         first = next(line for line in lines if line not in (DONE, TOOL.upper()))
-        raise Refusal(
-            f"promotion refused: {tool} counts {found[1]} errors in its kernels, first: {first[:200]}."
-        )
+        raise Refusal(f"promotion refused: {tool} counts {found[1]} errors in its kernels, first: {first[:200]}.")
     return int(found[1])
 
 

@@ -34,9 +34,7 @@ def nominees(nomination: Nomination, names: Mapping[str, str]) -> list[Contender
         mine = [w for w in timed_workloads(resolved) if nomination.genome_for(w.id) == genome.id]
         for workload in mine:
             if (reason := objection(resolved, genome, workload)) is not None:
-                raise Refusal(
-                    f"promotion refused: {name} does not serve {workload.id}: {reason.removesuffix('.')}."
-                )
+                raise Refusal(f"promotion refused: {name} does not serve {workload.id}: {reason.removesuffix('.')}.")
         shapes = checked_shapes(resolved, genome, {w.id for w in mine})
         if shapes.isdisjoint(w.id for w in resolved.suite.check):
             raise Refusal(
@@ -67,9 +65,7 @@ def incumbents(
             found.setdefault(name, (contender, set()))[1].add(workload.id)
     for name in found.keys() & held.keys():  # perhaps it is the fastest elsewhere too
         found[name][1].update(w.id for w in timed_workloads(resolved) if held[name].holds(w.dims))
-    return serving, [
-        replace(c, only=checked_shapes(resolved, c.genome, served)) for c, served in found.values()
-    ]
+    return serving, [replace(c, only=checked_shapes(resolved, c.genome, served)) for c, served in found.values()]
 
 
 def timed_workloads(resolved: Resolved) -> Sequence[Workload]:

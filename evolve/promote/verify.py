@@ -181,9 +181,15 @@ def _jobs(
         seed = int(rng.integers(2**31))
         best = math.inf if contender.baseline else 0.0
         job = Job(
-            index, contender.genome, seed, best=best, scope=scope, baseline=contender.baseline, only=contender.only,
+            index,
+            contender.genome,
+            seed,
+            best=best,
+            scope=scope,
+            baseline=contender.baseline,
+            only=contender.only,
             within=contender.within,
-        )  # fmt: skip
+        )
         jobs.append((contender.name, job))
     return jobs
 
@@ -225,9 +231,7 @@ def _require_gated(resolved: Resolved, verified: Verified) -> None:
     for workload in dict.fromkeys((*suite.timed(Scope.FINAL), *suite.timed(Scope.SUITE))):
         if workload.id not in passed and verified.seconds(workload.id):
             reason = too_large(resolved.operator, workload) or "no gate was read there"
-            raise Refusal(
-                f"promotion refused: {verified.contender.name} was not checked on {workload.id}: {reason}."
-            )
+            raise Refusal(f"promotion refused: {verified.contender.name} was not checked on {workload.id}: {reason}.")
 
 
 def served_constraints(

@@ -38,11 +38,7 @@ GOLDEN_LIMIT = 4 << 20
 RANGED = ("jax", "jaxlib", "libtpu", "triton")
 """Packages whose versions decide what a kernel compiles to."""
 
-LANGUAGES = (
-    ("gluon", "triton.experimental.gluon"),
-    ("triton", "triton"),
-    ("pallas", "jax.experimental.pallas"),
-)
+LANGUAGES = (("gluon", "triton.experimental.gluon"), ("triton", "triton"), ("pallas", "jax.experimental.pallas"))
 LINE = 110
 """Columns of a promoted source."""
 
@@ -64,9 +60,7 @@ class Promotion:
     """Candidates of the table that failed, by name, and why; others serve their shapes."""
 
 
-def build(
-    promotion: Promotion, before: tuple[dict[str, Any], dict[str, Any], Files] | None
-) -> tuple[Files, dict]:
+def build(promotion: Promotion, before: tuple[dict[str, Any], dict[str, Any], Files] | None) -> tuple[Files, dict]:
     """(files, receipt) of the new version. ``before``: receipt, dispatch and kernel files of the current one."""
     target = promotion.nomination.resolved.target.name
     old_receipt, old_dispatch, old_files = before or ({"targets": {}}, {"targets": {}}, {})
@@ -84,9 +78,13 @@ def build(
     operator = promotion.nomination.resolved.operator
     dimensions = list(next(iter(promotion.judgement.shapes)).dims)
     dispatch = {
-        "format": store.FORMAT, "operator": promotion.operator, "dimensions": dimensions, "targets": targets,
-        "rule": rule.TEXT, "fallback": "reference",
-    }  # fmt: skip
+        "format": store.FORMAT,
+        "operator": promotion.operator,
+        "dimensions": dimensions,
+        "targets": targets,
+        "rule": rule.TEXT,
+        "fallback": "reference",
+    }
     shapes = fitted_operands(operator, dimensions)
     if shapes is not None:
         dispatch["operands"] = shapes.data()
@@ -149,12 +147,16 @@ def _entry(promotion: Promotion, old: Mapping[str, Any] | None) -> tuple[dict[st
     languages = [language(c.genome.source) for c in promotion.nomination.candidates]
     languages += [old["language"]] if old else []
     entry = {
-        "kind": resolved.target.kind.value, "serves": [device_key(resolved.target)],
+        "kind": resolved.target.kind.value,
+        "serves": [device_key(resolved.target)],
         "language": next((name for name in languages if name != "cuda"), "cuda"),
         "toolchain": toolchain_ranges(promotion.found.values()),
-        "constants": {**resolved.operator.constants, **resolved.target.constants}, "reach": rule.REACH,
-        "devices": sorted(device_names(promotion.found.values())), "kernels": kernels, "regions": regions,
-    }  # fmt: skip
+        "constants": {**resolved.operator.constants, **resolved.target.constants},
+        "reach": rule.REACH,
+        "devices": sorted(device_names(promotion.found.values())),
+        "kernels": kernels,
+        "regions": regions,
+    }
     return entry, files
 
 
@@ -211,9 +213,7 @@ def entry_name(entries: Mapping[str, Any], target: Target) -> str | None:
     if target.name in entries or not target.measured:
         return target.name if target.name in entries else None
     key = device_key(target)
-    return next(
-        (n for n, e in entries.items() if key in e["serves"] and e["kind"] == target.kind.value), None
-    )
+    return next((n for n, e in entries.items() if key in e["serves"] and e["kind"] == target.kind.value), None)
 
 
 def toolchain_ranges(checked: Iterable[Verified]) -> dict[str, tuple[str, str]]:
@@ -373,9 +373,7 @@ def with_earlier(
     return {**receipt, "shapes": shapes, "candidates": candidates}
 
 
-def with_shares(
-    regions: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def with_shares(regions: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A table's regions with the share of the roofline that a receipt's figures say their kernels reach there."""
     shares = {(shape["workload"], shape["genome"]): shape.get("roofline_fraction") for shape in shapes}
     found = []
@@ -395,11 +393,7 @@ def what_was_verified(verified: Verified) -> dict[str, Any]:
         "gate_seeds": verified.seeds,
         "input_sets": verified.input_sets,
         "gates": {
-            name: {
-                "worst": value,
-                "unit": "dB, or elements that differ for bit-exact gates",
-                "readings": count,
-            }
+            name: {"worst": value, "unit": "dB, or elements that differ for bit-exact gates", "readings": count}
             for name, (value, count) in gates.items()
         },
         "artefacts": sorted({e.artefact for e in verified.evaluations if e.artefact}),
@@ -407,24 +401,30 @@ def what_was_verified(verified: Verified) -> dict[str, Any]:
     }
 
 
-def shape_figures(
-    figures: WorkloadFigures, dims: Mapping[str, int], genome: str, kind: str
-) -> dict[str, Any]:
+def shape_figures(figures: WorkloadFigures, dims: Mapping[str, int], genome: str, kind: str) -> dict[str, Any]:
     """A shape's part of a receipt that every receipt has, but for its seconds. ``kind``: measured or modelled."""
     return {
-        "workload": figures.workload, "dims": dict(dims), "genome": genome, "kind": kind,
-        "model_version": figures.model_version, "rate": figures.rate, "unit": figures.unit,
+        "workload": figures.workload,
+        "dims": dict(dims),
+        "genome": genome,
+        "kind": kind,
+        "model_version": figures.model_version,
+        "rate": figures.rate,
+        "unit": figures.unit,
         "roofline_fraction": figures.roofline_fraction,
-    }  # fmt: skip
+    }
 
 
 def _shape(shape: Any, judgement: Judgement) -> dict[str, Any]:
     return {
-        **shape_figures(shape.figures, shape.dims, shape.genome, judgement.kind.value), "seconds": shape.seconds,
-        "seconds_interval": list(shape.interval), "incumbent": shape.incumbent,
-        "incumbent_seconds": shape.incumbent_seconds, "gain": shape.gain,
+        **shape_figures(shape.figures, shape.dims, shape.genome, judgement.kind.value),
+        "seconds": shape.seconds,
+        "seconds_interval": list(shape.interval),
+        "incumbent": shape.incumbent,
+        "incumbent_seconds": shape.incumbent_seconds,
+        "gain": shape.gain,
         "gain_interval": list(shape.gain_interval),
-    }  # fmt: skip
+    }
 
 
 # -- what shows that the kernels keep their recipe ---------------------------------------------------

@@ -156,9 +156,7 @@ def _choose_steps(missing: list[Step], rng: np.random.Generator) -> list[Step]:
     return [step for n, step in enumerate(missing) if n == sure or rng.random() < ANOTHER]
 
 
-def _repeat(
-    source: str, params: Mapping[str, Value], step: Step, rng: np.random.Generator
-) -> RewriteProposal | None:
+def _repeat(source: str, params: Mapping[str, Value], step: Step, rng: np.random.Generator) -> RewriteProposal | None:
     """The step's rule at the site it names, or at another where there is no such site."""
     pairs = [(rule, site) for rule, site in offers(source) if rule.name == step.rule]
     named = [pair for pair in pairs if pair[1].description == step.description]

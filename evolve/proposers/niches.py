@@ -107,9 +107,7 @@ class NicheSearch:
         self._folded = len(history.candidates)
 
     def _own(self, history: History, rng: np.random.Generator) -> Proposal | None:
-        unfinished = [
-            n for n in self._niches.values() if len(n.points) < sum(RUNGS) and not _has_failed(n, history)
-        ]
+        unfinished = [n for n in self._niches.values() if len(n.points) < sum(RUNGS) and not _has_failed(n, history)]
         for niche in unfinished[:MOST_OPEN]:
             if (proposal := self._point(niche, history, rng)) is not None:
                 return proposal
@@ -141,9 +139,7 @@ class NicheSearch:
         """The seeds, the best of each niche, whose structure another rule may change in turn, then the fittest."""
         seen: set[str] = set()
         seeds = [c for c in history.candidates[:16] if c.mutation.kind is MutationKind.SEED]
-        best = [
-            found for niche in self._niches.values() if (found := _fittest_point(niche, history)) is not None
-        ]
+        best = [found for niche in self._niches.values() if (found := _fittest_point(niche, history)) is not None]
         for candidate in (*seeds, *best, *(c for c, _ in history.fittest(4))):
             if candidate.genome.source_id not in seen:
                 seen.add(candidate.genome.source_id)
@@ -200,9 +196,7 @@ def _near_rows(space: Space, point: Rows, rows: Rows, rng: np.random.Generator) 
 
 def _fittest_point(niche: Niche, history: History) -> Candidate | None:
     """The fittest point of a niche; None while nothing of it worked."""
-    done = [
-        (e.fitness, -c.index, c) for c in niche.points if (e := history.evaluation(c.genome.id)) and e.fitness
-    ]
+    done = [(e.fitness, -c.index, c) for c in niche.points if (e := history.evaluation(c.genome.id)) and e.fitness]
     return max(done)[2] if done else None
 
 

@@ -36,9 +36,7 @@ NEAR_SHARE = 0.25
 
 RECENT = 50
 
-STAGE_COST: Mapping[Stage, float] = {
-    Stage.DIALECT: 0.05, Stage.COMPILE: 0.4, Stage.CHECK: 0.7, Stage.MEASURE: 1.0,
-}  # fmt: skip
+STAGE_COST: Mapping[Stage, float] = {Stage.DIALECT: 0.05, Stage.COMPILE: 0.4, Stage.CHECK: 0.7, Stage.MEASURE: 1.0}
 """Cost of an evaluation by its last stage, in full evaluations."""
 
 PRIOR: Mapping[str, float] = {"parameters": 0.1, "crossover": 0.1}

@@ -79,9 +79,7 @@ def require_writable(folder: Path, key: str) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
-        raise UserError(
-            f"{key}: cannot write to {folder}: {error.strerror}; choose a writable folder."
-        ) from error
+        raise UserError(f"{key}: cannot write to {folder}: {error.strerror}; choose a writable folder.") from error
 
 
 def bytes_of(folder: Path) -> int:

@@ -38,17 +38,12 @@ _TABLES = {
         "evaluation TEXT NOT NULL, at REAL NOT NULL"
     ),
     "reference_points": (
-        "name TEXT NOT NULL, scope TEXT NOT NULL, evaluation TEXT NOT NULL, at REAL NOT NULL, "
-        "PRIMARY KEY (name, scope)"
+        "name TEXT NOT NULL, scope TEXT NOT NULL, evaluation TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (name, scope)"
     ),
     "exchanges": "key TEXT PRIMARY KEY, exchange TEXT NOT NULL, at REAL NOT NULL",
-    "events": (
-        "seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL"
-    ),
+    "events": ("seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL"),
 }
-_CANDIDATES = (
-    "SELECT idx, source, params, parents, kind, proposer, detail, generation, island, seen FROM candidates"
-)
+_CANDIDATES = "SELECT idx, source, params, parents, kind, proposer, detail, generation, island, seen FROM candidates"
 _MOST_TEXTS = 512
 """Sources whose text stays in memory."""
 
@@ -104,9 +99,7 @@ class Journal:
             raise JournalError(f"{self.path} has journal format {version}; this version reads {FORMAT}.")
         row = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if row is None or json.loads(row[0]) != FORMAT:
-            raise JournalError(
-                f"{self.path} has journal format {row and row[0]}; this version reads {FORMAT}."
-            )
+            raise JournalError(f"{self.path} has journal format {row and row[0]}; this version reads {FORMAT}.")
 
     @property
     def running(self) -> bool:
@@ -143,9 +136,7 @@ class Journal:
         """Raises JournalError for what no journal of this version holds."""
         try:
             yield
-        except (
-            sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError, MemoryError
-        ) as error:  # fmt: skip
+        except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # Python's own errors have none
             if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
                 raise  # locked or out of reach for the moment
@@ -199,8 +190,7 @@ class Journal:
     def add_event(self, kind: str, **detail: Any) -> None:
         with self._writing():
             self._db.execute(
-                "INSERT INTO events (kind, detail, at) VALUES (?, ?, ?)",
-                (kind, json.dumps(detail), time.time()),
+                "INSERT INTO events (kind, detail, at) VALUES (?, ?, ?)", (kind, json.dumps(detail), time.time())
             )
 
     def add_exchange(self, key: str, text: str) -> None:
@@ -222,9 +212,18 @@ class Journal:
                 yield self._candidate(*row)
 
     def _candidate(
-        self, idx: int, source: str, params: str, parents: str, kind: str, proposer: str, detail: str,
-        generation: int, island: int, seen: int,
-    ) -> Candidate:  # fmt: skip
+        self,
+        idx: int,
+        source: str,
+        params: str,
+        parents: str,
+        kind: str,
+        proposer: str,
+        detail: str,
+        generation: int,
+        island: int,
+        seen: int,
+    ) -> Candidate:
         genome = Genome(self._text(source), json.loads(params))
         mutation = Mutation(MutationKind(kind), proposer, detail)
         return Candidate(idx, genome, tuple(json.loads(parents)), mutation, generation, island, seen)
@@ -285,9 +284,7 @@ def _take_lock(path: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise JournalError(
-            f"{path.parent.name} is already run by another process; stop that first."
-        ) from error
+        raise JournalError(f"{path.parent.name} is already run by another process; stop that first.") from error
     return lock
 
 

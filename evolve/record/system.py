@@ -15,9 +15,12 @@ def system() -> dict[str, str]:
     """Operating system, architecture, cores this process may use, memory in GiB, commit; no name of the machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "os": f"{platform.system()} {platform.release()}", "architecture": platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0))), "memory_gib": f"{memory / 2**30:.0f}", "commit": commit(),
-    }  # fmt: skip
+        "os": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory_gib": f"{memory / 2**30:.0f}",
+        "commit": commit(),
+    }
 
 
 @cache

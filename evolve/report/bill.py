@@ -126,9 +126,7 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
     free = sum(e.verdict is Verdict.DUPLICATE for _, _, e, _ in rows)
     # a winner's final figures repeat those of a finalist
     others = [
-        (e, at)
-        for name, scope, e, at in journal.reference_rows()
-        if (name, scope) != ("winner", Scope.FINAL.value)
+        (e, at) for name, scope, e, at in journal.reference_rows() if (name, scope) != ("winner", Scope.FINAL.value)
     ]
     ended = [*((e, at) for _, _, e, at in rows), *others]
     spent: dict[str, float] = defaultdict(float)
@@ -144,28 +142,36 @@ def bill_of(journal: Journal, clock: Callable[[float], float], gain: float | Non
     exchanges = [Exchange.from_json(text) for _, text in journal.exchanges()]
     free = min(free, (facts.get("budget") or {}).get("evaluations") or free)
     return Bill(
-        device_seconds=spent["device"], cpu_seconds=spent["cpu"],
-        tokens=sum(exchange.tokens for exchange in exchanges), wall_seconds=clock(last),
-        evaluations=len(rows) - free, duplicates=free, gain=gain, target=target_text(facts.get("target", "")),
-        kind=str(facts.get("target_kind", "")), first_verdict=clock(rows[0][3]) if rows else None,
+        device_seconds=spent["device"],
+        cpu_seconds=spent["cpu"],
+        tokens=sum(exchange.tokens for exchange in exchanges),
+        wall_seconds=clock(last),
+        evaluations=len(rows) - free,
+        duplicates=free,
+        gain=gain,
+        target=target_text(facts.get("target", "")),
+        kind=str(facts.get("target_kind", "")),
+        first_verdict=clock(rows[0][3]) if rows else None,
         model=_model_use(journal, exchanges),
-    )  # fmt: skip
+    )
 
 
 def _model_use(journal: Journal, exchanges: Sequence[Exchange]) -> ModelUse:
     """An answer's salt begins with the number of the candidate it was asked for; the last answer made the candidate."""
-    made = (
-        {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.LLM} if exchanges else set()
-    )
+    made = {c.index for c in journal.candidates() if c.mutation.kind is MutationKind.LLM} if exchanges else set()
     answers = [exchange for exchange in exchanges if not exchange.error]
     used = {n: e for e in answers if (n := int(e.salt.partition(".")[0] or -1)) in made}
     tokens = sum(exchange.tokens for exchange in used.values())
     verdicts = [e.verdict for _, index, e, _ in journal.evaluations() if index in used]
     return ModelUse(
-        accepted=len(used), passed=verdicts.count(Verdict.OK), repeated=verdicts.count(Verdict.DUPLICATE),
-        refused=len(answers) - len(used), failed=len(exchanges) - len(answers), tokens_accepted=tokens,
+        accepted=len(used),
+        passed=verdicts.count(Verdict.OK),
+        repeated=verdicts.count(Verdict.DUPLICATE),
+        refused=len(answers) - len(used),
+        failed=len(exchanges) - len(answers),
+        tokens_accepted=tokens,
         tokens_refused=sum(exchange.tokens for exchange in exchanges) - tokens,
-    )  # fmt: skip
+    )
 
 
 def timed(target: object) -> bool:

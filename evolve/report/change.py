@@ -40,9 +40,7 @@ class WinnerChange:
         seed = kernel_text(f"{SEED_PREFIX}{self.seed_name}")
         if self.unchanged:
             return f"The winner is {seed}, unchanged"
-        parts = [
-            name for name, changed in (("source", self.diff), ("parameters", self.parameters)) if changed
-        ]
+        parts = [name for name, changed in (("source", self.diff), ("parameters", self.parameters)) if changed]
         return f"The winner, candidate {self.winner.index}, changes {' and '.join(parts)} of {seed}"
 
     def lines(self, campaign: str) -> list[str]:

@@ -66,9 +66,7 @@ def convergence_svg(data: CampaignData, *, standalone: bool = False) -> str:
     named = [(area.y(line.fitness), f"{line.name} {line.fitness:.4g}", line.role) for line in lines]
     labels = [(area.y(best), f"best {best:.4g}", "winner strong"), *named]
     parts = [_axes(data, area), _failure_ticks(data, area), _bands(records(passed), lines, area)]
-    parts.append(
-        tag("path", d="".join("M{:.1f} {:.1f}h0".format(*area.at(p)) for p in passed), class_="dots")
-    )
+    parts.append(tag("path", d="".join("M{:.1f} {:.1f}h0".format(*area.at(p)) for p in passed), class_="dots"))
     for line in lines:
         path = f"M{LEFT} {area.y(line.fitness):.1f}H{WIDTH - RIGHT}"
         parts.append(tag("path", d=path, class_=f"reference {line.role}"))
@@ -127,9 +125,7 @@ def _axes(data: CampaignData, area: PlotArea) -> str:
         if value == int(value):
             at = area.x(value), HEIGHT - BOTTOM + TICK + 20
             parts.append(label(*at, f"{value:g}", class_="quiet middle"))
-    unit = (
-        f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
-    )
+    unit = f"{data.unit}, geometric mean over suite {data.facts.get('suite')} ({data.target_text}, {data.kind})"
     parts.append(label(LEFT - 40, 16, unit, class_="quiet"))
     parts.append(label(LEFT, HEIGHT - 12, "evaluations finished", class_="quiet"))
     return "".join(parts)

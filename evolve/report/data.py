@@ -20,12 +20,15 @@ SEED_PREFIX = "seed:"
 FINALIST_PREFIX = "finalist:"
 
 REASONS = {
-    "evaluations": "the budget of evaluations is spent", "wall_time": "the time budget is spent",
-    "target_reached": "the target fitness is reached", "converged": "the search has converged",
+    "evaluations": "the budget of evaluations is spent",
+    "wall_time": "the time budget is spent",
+    "target_reached": "the target fitness is reached",
+    "converged": "the search has converged",
     "space_exhausted": "the search space is exhausted",
-    "duplicates": "what is proposed compiles to what was measured before", "seed_failed": "the seed failed",
+    "duplicates": "what is proposed compiles to what was measured before",
+    "seed_failed": "the seed failed",
     "infrastructure": "the workers failed",
-}  # fmt: skip
+}
 """Why a campaign ended, by the reason in its journal."""
 
 JUDGED = {
@@ -257,13 +260,18 @@ def load(journal: Journal) -> CampaignData:
     points = tuple(Point(arrival, by_index[index], ranked(e), clock(at)) for arrival, index, e, at in rows)
     candidates = {c.genome.id: c for c in by_index.values()}
     data = CampaignData(
-        facts=journal.meta("campaign", {}), toolchain=journal.meta("toolchain", {}),
-        system=journal.meta("system", {}), config=journal.meta("config", {}), events=events, points=points,
-        candidates=candidates, evaluations={point.candidate.genome.id: point.evaluation for point in points},
+        facts=journal.meta("campaign", {}),
+        toolchain=journal.meta("toolchain", {}),
+        system=journal.meta("system", {}),
+        config=journal.meta("config", {}),
+        events=events,
+        points=points,
+        candidates=candidates,
+        evaluations={point.candidate.genome.id: point.evaluation for point in points},
         winner=_winner(events, points, candidates),
         references={s.value: {n: ranked(e) for n, e in journal.references(s.value).items()} for s in Scope},
         alive=journal.running,
-    )  # fmt: skip
+    )
     return replace(data, bill=bill_of(journal, clock, data.gain))
 
 

@@ -68,17 +68,21 @@ def render(data: CampaignData) -> str:
     caption = "Seconds by the clocks of the campaign and its workers"
     bill = tables.fact_table(caption, data.bill.rows(), numbers=False) if data.points else ""
     sections = [
-        _header(data), section("Winner against seed", _change(data)), section("Convergence", _convergence(data)),
+        _header(data),
+        section("Winner against seed", _change(data)),
+        section("Convergence", _convergence(data)),
         section("Figures", tables.figures_section(data)),
         section("Speed-up by shape", tables.speedup_section(data)),
-        section("Headroom", tables.headroom_section(data)), section("Bill", bill),
+        section("Headroom", tables.headroom_section(data)),
+        section("Bill", bill),
         section("Roofline", _roofline(data)),
         section("Verdicts", tables.verdicts_section(data) if data.points else ""),
         section("Proposers and rules", tables.outcomes_section(data)),
         section("Lineage of the winner", _lineage(data)),
-        section("Where the kernel's time goes", tables.diagnosis_section(data)), section("Winner", _winner(data)),
+        section("Where the kernel's time goes", tables.diagnosis_section(data)),
+        section("Winner", _winner(data)),
         section("Setup", _setup(data)),
-    ]  # fmt: skip
+    ]
     title = f"{data.facts.get('id', 'campaign')} · tilewright"
     body = tag("main", "".join(sections))
     return render_page(title, body, script="report.js", styles=("picture.css", "report.css"))
@@ -88,16 +92,17 @@ def _header(data: CampaignData) -> str:
     facts = data.facts
     started = next((e.at for e in data.events if e.kind == "started"), None)
     rows = {
-        "operator": facts.get("operator", "?"), "target": f"{data.target_text} ({data.kind})",
-        "suite": facts.get("suite", "?"), "state": data.state_text,
-        "evaluations": f"{data.bill.count}, {duration_text(data.elapsed)}", "seed": facts.get("seed", "?"),
+        "operator": facts.get("operator", "?"),
+        "target": f"{data.target_text} ({data.kind})",
+        "suite": facts.get("suite", "?"),
+        "state": data.state_text,
+        "evaluations": f"{data.bill.count}, {duration_text(data.elapsed)}",
+        "seed": facts.get("seed", "?"),
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "?",
-    }  # fmt: skip
+    }
     lines = [*data.origins(), *judge_lines(p.evaluation for p in data.points)]
     judges = "".join(note(f"{line}.") for line in lines)
-    heading = tag("p", "tilewright campaign", class_="quiet over") + tag(
-        "h1", clean(facts.get("id", "campaign"))
-    )
+    heading = tag("p", "tilewright campaign", class_="quiet over") + tag("h1", clean(facts.get("id", "campaign")))
     return tag("header", heading + _cards(data) + tables.fact_list(rows) + judges)
 
 
@@ -112,7 +117,7 @@ def _cards(data: CampaignData) -> str:
         cards = [
             (time_text(mine.seconds), f"the winner's time at {mine.workload} ({data.target_text}, {data.kind})"),
             (percent_text(mine.roofline_fraction), f"of the roofline, {rate_text(mine.rate, mine.unit)}"),
-        ]  # fmt: skip
+        ]
         if data.bill.gain is not None and all(row.role != "seed" for row in rows):
             speed = speed_text(data.bill.gain, "the best seed").partition(" × ")
             cards.append((f"{speed[0]} ×", speed[2]))
@@ -123,9 +128,7 @@ def _cards(data: CampaignData) -> str:
                 tie = ", a tie" if winner.evaluation.even_with(row.evaluation) else ""
                 speed = speed_text(other.seconds / mine.seconds, name).partition(" × ")
                 cards.append((f"{speed[0]} ×", f"{speed[2]}, {time_text(other.seconds)}{tie}"))
-        shown = [
-            tag("div", tag("b", clean(b)) + tag("span", clean(s)), class_="card") for b, s in cards[:CARDS]
-        ]
+        shown = [tag("div", tag("b", clean(b)) + tag("span", clean(s)), class_="card") for b, s in cards[:CARDS]]
         return tag("div", "".join(shown), class_="cards")
     return ""
 
@@ -135,18 +138,12 @@ def _change(data: CampaignData) -> str:
     found = winner_change(data)
     if found is None:
         return ""
-    steps = (
-        tag("p", "rewrites: " + " → ".join(tag("b", clean(s)) for s in found.steps)) if found.steps else ""
-    )
+    steps = tag("p", "rewrites: " + " → ".join(tag("b", clean(s)) for s in found.steps)) if found.steps else ""
     seed = kernel_text(f"{SEED_PREFIX}{found.seed_name}")
     whose = f"from {seed} to candidate {found.winner.index}"
     if found.unchanged:
         return tag("p", clean(f"{found.heading}."))
-    return (
-        tag("p", clean(f"{found.heading}."))
-        + steps
-        + change_markup(found.seed.genome, found.winner.genome, whose)
-    )
+    return tag("p", clean(f"{found.heading}.")) + steps + change_markup(found.seed.genome, found.winner.genome, whose)
 
 
 def _convergence(data: CampaignData) -> str:

@@ -11,16 +11,7 @@ from pathlib import Path
 from tilewright.evolve.record.history import Candidate
 from tilewright.evolve.report.change import parameter_changes, source_diff
 from tilewright.evolve.report.data import CampaignData, ancestry
-from tilewright.evolve.report.page import (
-    clean,
-    code,
-    drawing,
-    label,
-    render_page,
-    tag,
-    title,
-    write_page,
-)
+from tilewright.evolve.report.page import clean, code, drawing, label, render_page, tag, title, write_page
 from tilewright.evolve.report.text import gain_text, rate_text, shorten
 from tilewright.evolve.space.genome import Genome
 
@@ -66,8 +57,7 @@ def lineage_svg(data: CampaignData, winner: Candidate, *, standalone: bool = Fal
     rows = drawn_ancestors(data, winner)
     lanes = _lanes(rows, main_line(data, winner))
     at = {
-        c.genome.id: (float(LEFT + lanes[c.genome.id] * LANE), TOP + row * ROW + ROW / 2)
-        for row, c in enumerate(rows)
+        c.genome.id: (float(LEFT + lanes[c.genome.id] * LANE), TOP + row * ROW + ROW / 2) for row, c in enumerate(rows)
     }
     text_x = LEFT + (max(lanes.values()) + 1) * LANE + 4
     edges = [_edges(c, at) for c in rows]
@@ -92,8 +82,7 @@ def candidate_details(data: CampaignData, candidate: Candidate) -> str:
         + tag("span", f"{clean(rate)} {change}", class_="right")
     )
     facts = (
-        f"{mutation.kind.value} by {mutation.proposer}, generation {candidate.generation}, "
-        f"island {candidate.island}"
+        f"{mutation.kind.value} by {mutation.proposer}, generation {candidate.generation}, island {candidate.island}"
     )
     parts = [tag("summary", line), tag("p", clean(facts), class_="quiet small")]
     parents = [data.candidates[p] for p in candidate.parents if p in data.candidates]
@@ -111,8 +100,7 @@ def change_markup(before: Genome, after: Genome, heading: str) -> str:
         rows = "".join(
             tag(
                 "tr",
-                tag("th", clean(name), scope="row")
-                + tag("td", f"{tag('del', clean(old))} → {tag('ins', clean(new))}"),
+                tag("th", clean(name), scope="row") + tag("td", f"{tag('del', clean(old))} → {tag('ins', clean(new))}"),
             )
             for name, old, new in parameters
         )
@@ -120,9 +108,7 @@ def change_markup(before: Genome, after: Genome, heading: str) -> str:
     diff = source_diff(before, after)
     if diff:
         kinds = {"+": "add", "-": "cut", "@": "hunk"}
-        shown = "".join(
-            tag("span", clean(line) + "\n", class_=kinds.get(line[:1])) for line in diff[:DIFF_LINES]
-        )
+        shown = "".join(tag("span", clean(line) + "\n", class_=kinds.get(line[:1])) for line in diff[:DIFF_LINES])
         cut = f"\n… {len(diff) - DIFF_LINES} more lines" if len(diff) > DIFF_LINES else ""
         parts.append(tag("pre", shown + cut, class_="diff"))
     if not parameters and not diff:
@@ -167,9 +153,7 @@ def _edges(candidate: Candidate, at: Mapping[str, tuple[float, float]]) -> str:
     return "".join(paths)
 
 
-def _node(
-    data: CampaignData, candidate: Candidate, at: tuple[float, float], text_x: float, is_winner: bool
-) -> str:
+def _node(data: CampaignData, candidate: Candidate, at: tuple[float, float], text_x: float, is_winner: bool) -> str:
     (x, y), mutation = at, candidate.mutation
     evaluation = data.evaluations.get(candidate.genome.id)
     verdict = evaluation.verdict.value if evaluation else "not evaluated"
@@ -224,9 +208,12 @@ def render_lineage(data: CampaignData) -> str:
     canvas = tag("canvas", "", id="graph", tabindex="0", aria_label="Candidates by proposal and fitness")
     panel = tag("aside", tag("p", "Click a candidate to see its changes and figures."), id="panel")
     return render_page(
-        f"{name} lineage", bar + tag("main", canvas + panel), script="lineage.js",
-        styles=("picture.css", "lineage.css"), data=_payload(data),
-    )  # fmt: skip
+        f"{name} lineage",
+        bar + tag("main", canvas + panel),
+        script="lineage.js",
+        styles=("picture.css", "lineage.css"),
+        data=_payload(data),
+    )
 
 
 COLOURS = {"mutation": "mutation", "verdict": "verdict", "gain": "gain over parent", "island": "island"}
@@ -260,11 +247,16 @@ def _payload(data: CampaignData) -> dict[str, object]:
             ]
         )
     return {
-        "rows": rows, "texts": texts.known(), "names": names.known(), "values": values.known(),
-        "workloads": workloads.known(), "diffs": _diffs(candidates, data.candidates),
+        "rows": rows,
+        "texts": texts.known(),
+        "names": names.known(),
+        "values": values.known(),
+        "workloads": workloads.known(),
+        "diffs": _diffs(candidates, data.candidates),
         "winner": places.get(data.winner.genome.id, -1) if data.winner else -1,
-        "target": f"{data.target_text}, {data.kind}", "unit": data.unit,
-    }  # fmt: skip
+        "target": f"{data.target_text}, {data.kind}",
+        "unit": data.unit,
+    }
 
 
 class _Places:

@@ -52,10 +52,16 @@ def drawing(width: float, height: float, name: str, *parts: str, standalone: boo
     style = tag("style", resource("picture.css")) if standalone else ""
     ground = tag("rect", width="100%", height="100%", class_="ground") if standalone else ""
     return tag(
-        "svg", title(name) + style + ground + "".join(parts), xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width:g} {height:g}", width=width if standalone else None,
-        height=height if standalone else None, role="img", aria_label=name, class_="picture",
-    )  # fmt: skip
+        "svg",
+        title(name) + style + ground + "".join(parts),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=width if standalone else None,
+        height=height if standalone else None,
+        role="img",
+        aria_label=name,
+        class_="picture",
+    )
 
 
 def render_page(
@@ -92,9 +98,7 @@ def section(name: str, content: str) -> str:
 
 def chart(picture: str, name: str, **attributes: object) -> str:
     """A picture that scrolls by touch and by keyboard where the window is too narrow to read it."""
-    return tag(
-        "div", picture, class_="scroll chart", tabindex="0", role="region", aria_label=name, **attributes
-    )
+    return tag("div", picture, class_="scroll chart", tabindex="0", role="region", aria_label=name, **attributes)
 
 
 def note(text: str) -> str:

@@ -18,10 +18,13 @@ from tilewright.seeds.operator import Scope
 WIDTH, HEIGHT = 860, 420
 LEFT, RIGHT, TOP, BOTTOM = 62, 170, 34, 52
 MARKERS = (
-    "M{x} {y}m-5.5 0a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0 -11 0Z", "M{x} {y}m-5 -5h10v10h-10Z",
-    "M{x} {y}m0 -6.5l6 11h-12Z", "M{x} {y}m0 -7l6 7l-6 7l-6 -7Z", "M{x} {y}m0 6.5l6 -11h-12Z",
+    "M{x} {y}m-5.5 0a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0 -11 0Z",
+    "M{x} {y}m-5 -5h10v10h-10Z",
+    "M{x} {y}m0 -6.5l6 11h-12Z",
+    "M{x} {y}m0 -7l6 7l-6 7l-6 -7Z",
+    "M{x} {y}m0 6.5l6 -11h-12Z",
     "M{x} {y}m-6 -2h4v-4h4v4h4v4h-4v4h-4v-4h-4Z",
-)  # fmt: skip
+)
 """A shape for each kernel, for readers who cannot tell the colours apart."""
 
 
@@ -71,9 +74,7 @@ def roofline(data: CampaignData) -> Roofline | None:
         size, rate = _moved(w) if moved else floor, w.tflops
         if not size or not rate:
             continue
-        tip = (
-            f"{name}, {w.workload}: {rate_text(rate, data.unit)}, {time_text(w.seconds)}, {bytes_text(size)}"
-        )
+        tip = f"{name}, {w.workload}: {rate_text(rate, data.unit)}, {time_text(w.seconds)}, {bytes_text(size)}"
         spots.append(Spot(name, role, rate * 1e12 * w.seconds / size, rate, tip))
     if not spots:
         return None

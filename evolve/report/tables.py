@@ -95,9 +95,7 @@ def _workload_table(data: CampaignData, workload: str, rows: Sequence[Named]) ->
     figures = [(row, _figures(row.evaluation, workload)) for row in rows]
     known = sorted(((r, f) for r, f in figures if f is not None), key=lambda rf: rf[1].seconds)
     body = [
-        _kernel_row(
-            row, _time_cell(f) + number_cells(rate_text(f.rate, f.unit), percent_text(f.roofline_fraction))
-        )
+        _kernel_row(row, _time_cell(f) + number_cells(rate_text(f.rate, f.unit), percent_text(f.roofline_fraction)))
         for row, f in known
     ]
     body += [_failed_row(row, 3) for row, f in figures if f is None]
@@ -163,9 +161,7 @@ def headroom_section(data: CampaignData) -> str:
 def fact_table(caption: str, facts: Mapping[str, object], *, numbers: bool = True) -> str:
     """Names and values, one row each; values are aligned right if they are ``numbers``."""
     rows = "".join(
-        text_row(name, value)
-        if numbers
-        else tag("tr", tag("th", clean(name), scope="row") + tag("td", clean(value)))
+        text_row(name, value) if numbers else tag("tr", tag("th", clean(name), scope="row") + tag("td", clean(value)))
         for name, value in facts.items()
     )
     return tag("div", tag("table", tag("caption", clean(caption)) + rows, class_="narrow"), class_="scroll")
@@ -218,14 +214,9 @@ def diagnosis_section(data: CampaignData) -> str:
     keys = list(dict.fromkeys(key for _, values in columns for key in values))
     if not keys:
         return ""
-    body = [
-        text_row(_words(key), *(_diagnosis_text(key, values.get(key)) for _, values in columns))
-        for key in keys
-    ]
+    body = [text_row(_words(key), *(_diagnosis_text(key, values.get(key)) for _, values in columns)) for key in keys]
     head = head_row("figure", *(clean(name) for name, _ in columns))
-    caption = (
-        f"Diagnosis of {workload} on {data.target_text}, {data.kind}; docs/time_model.md explains its rows"
-    )
+    caption = f"Diagnosis of {workload} on {data.target_text}, {data.kind}; docs/time_model.md explains its rows"
     return sentence + table(caption if sentence else caption.partition(";")[0], head, body, "wrapped")
 
 

@@ -14,14 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.evolve.report.bill import count_text, counted, timed
-from tilewright.evolve.report.text import (
-    duration_text,
-    gain_text,
-    printable,
-    rate_text,
-    speed_text,
-    time_text,
-)
+from tilewright.evolve.report.text import duration_text, gain_text, printable, rate_text, speed_text, time_text
 from tilewright.fitness.evaluation import Evaluation, Verdict
 from tilewright.fitness.targets import target_text
 
@@ -223,9 +216,7 @@ def _rivals(snapshot: Snapshot) -> list[tuple[str, Evaluation]]:
 def _bars(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     count, budget = snapshot.evaluations, snapshot.evaluations_budget
-    table.add_row(
-        "evaluations", _bar(count, budget), str(count) if budget is None else f"{count} of {budget}"
-    )
+    table.add_row("evaluations", _bar(count, budget), str(count) if budget is None else f"{count} of {budget}")
     seconds, limit = snapshot.elapsed_seconds, snapshot.wall_budget_seconds
     text = duration_text(seconds) + ("" if limit is None else f" of {duration_text(limit)}")
     table.add_row("wall time", _bar(seconds, limit), text)
@@ -250,11 +241,7 @@ def _figures(snapshot: Snapshot) -> RenderableType:
         return Text("Times of an interpreter mean nothing: candidates are right or wrong.", style="dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(f"on {_target_and_kind(first)}")
-    for column in (
-        f"{first.unit} (geometric mean)",
-        *(w.workload for w in first.workloads[:3]),
-        "gain of the best",
-    ):
+    for column in (f"{first.unit} (geometric mean)", *(w.workload for w in first.workloads[:3]), "gain of the best"):
         table.add_column(column, justify="right")
     best = snapshot.best.fitness if snapshot.best else None
     for name, evaluation in rows:

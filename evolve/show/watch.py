@@ -32,14 +32,17 @@ def snapshot(data: CampaignData, journal: Path) -> Snapshot:
     rated = [point.evaluation for point in data.points if point.evaluation.fitness is not None]
     pending = [c for c in data.candidates.values() if c.genome.id not in data.evaluations]
     return Snapshot(
-        evaluations=data.bill.evaluations, evaluations_budget=budget.get("evaluations"),
-        elapsed_seconds=data.elapsed, wall_budget_seconds=budget.get("wall_seconds"),
+        evaluations=data.bill.evaluations,
+        evaluations_budget=budget.get("evaluations"),
+        elapsed_seconds=data.elapsed,
+        wall_budget_seconds=budget.get("wall_seconds"),
         verdicts=Counter(point.evaluation.verdict.value for point in data.points),
-        best=max(rated, key=lambda e: e.fitness or 0.0, default=None), seed=data.best_seed,
+        best=max(rated, key=lambda e: e.fitness or 0.0, default=None),
+        seed=data.best_seed,
         references=data.references[Scope.SUITE.value],
         activity=[f"candidate {c.index}: {c.mutation.detail}" for c in pending],
         mirror_lag=max(0, len(data.points) - progress.mirrored) if progress.uri else None,
-    )  # fmt: skip
+    )
 
 
 def watch(folder: Path, display: Display, sleep: Callable[[float], None] = time.sleep) -> str | None:

@@ -61,12 +61,15 @@ def _power(base: float, exponent: float) -> float:
 
 
 _ARITHMETIC: dict[type, Callable] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: _power,
-}  # fmt: skip
-_ORDER: dict[type, Callable] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+_ORDER: dict[type, Callable] = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 _EQUALITY: dict[type, Callable] = {ast.Eq: operator.eq, ast.NotEq: operator.ne}
 _UNARY: dict[type, Callable] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
 FUNCTIONS: dict[str, Callable] = {"min": min, "max": max, "cdiv": cdiv, "abs": abs}
@@ -183,9 +186,7 @@ class _Compiler:
             return checks[0], Kind.NUMBER
         return lambda env: all(check(env) for check in checks), Kind.NUMBER
 
-    def _link(
-        self, op: ast.cmpop, left: Evaluate, left_kind: Kind, right: Evaluate, right_kind: Kind
-    ) -> Evaluate:
+    def _link(self, op: ast.cmpop, left: Evaluate, left_kind: Kind, right: Evaluate, right_kind: Kind) -> Evaluate:
         if isinstance(op, ast.In | ast.NotIn):
             if right_kind is not Kind.TUPLE or left_kind is Kind.TUPLE:
                 raise self.fail("'in' needs a value on its left and a tuple on its right")
@@ -235,8 +236,14 @@ class SpaceRule:
         self._names = [names[column] for column in self.columns]
         self._values = [values[column] for column in self.columns]
         fixed = sorted(constraint.names - set(names))
-        self._sets = [dict(zip(fixed, key, strict=True)) for key in dict.fromkeys(
-            tuple(constants[name] for name in fixed) for constants in sets)] if fixed else [{}]  # fmt: skip
+        self._sets = (
+            [
+                dict(zip(fixed, key, strict=True))
+                for key in dict.fromkeys(tuple(constants[name] for name in fixed) for constants in sets)
+            ]
+            if fixed
+            else [{}]
+        )
         self.size = math.prod(len(v) for v in self._values)
         self.tabulated = self.size * len(self._sets) <= TABLE_LIMIT
 
@@ -246,9 +253,7 @@ class SpaceRule:
         return next((constants for constants in self._sets if not self.constraint.holds(constants)), None)
 
     def _holds(self, places: Sequence[int]) -> bool:
-        chosen: dict[str, Value] = {
-            n: v[i] for n, v, i in zip(self._names, self._values, places, strict=True)
-        }
+        chosen: dict[str, Value] = {n: v[i] for n, v, i in zip(self._names, self._values, places, strict=True)}
         return all(self.constraint.holds({**constants, **chosen}) for constants in self._sets)
 
     def allows(self, row: Rows | Sequence[int]) -> bool:

@@ -28,15 +28,10 @@ def normalise(source: str) -> str:
 
 
 def _text_without_declarations(tree: ast.Module) -> str:
-    names = [
-        ast.unparse(n.targets[0]) if isinstance(n, ast.Assign) and len(n.targets) == 1 else ""
-        for n in tree.body
-    ]
+    names = [ast.unparse(n.targets[0]) if isinstance(n, ast.Assign) and len(n.targets) == 1 else "" for n in tree.body]
     tree.body = [node for node, name in zip(tree.body, names, strict=True) if name not in DECLARATIONS]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(
-            node, clean=False
-        ):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False):
             node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
 

@@ -98,9 +98,7 @@ def _checked_space(space: object) -> Mapping[str, tuple[Value, ...]]:
             raise SpaceError(f"SPACE: {name} needs a tuple of at least one value.")
         for value in values:
             if not _is_plain_value(value):
-                raise SpaceError(
-                    f"SPACE: {name}: {_shortened(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
-                )
+                raise SpaceError(f"SPACE: {name}: {_shortened(value)} is not allowed (allowed: {_ALLOWED_VALUES}).")
         if len({_key(value) for value in values}) < len(values):
             raise SpaceError(f"SPACE: {name} lists a value twice.")
         if not name.isidentifier():
@@ -113,9 +111,7 @@ def _checked_defaults(defaults: object) -> Mapping[str, Value]:
     assert isinstance(defaults, dict)
     for name, value in defaults.items():
         if not _is_plain_value(value):
-            raise SpaceError(
-                f"DEFAULTS: {name}: {_shortened(value)} is not allowed (allowed: {_ALLOWED_VALUES})."
-            )
+            raise SpaceError(f"DEFAULTS: {name}: {_shortened(value)} is not allowed (allowed: {_ALLOWED_VALUES}).")
     return MappingProxyType(dict(defaults))
 
 
@@ -228,8 +224,9 @@ class Space:
 
     def violations(self, params: Mapping[str, Value]) -> list[str]:
         """Reasons why a point is illegal; empty for a legal point."""
-        faults = [f"{name} is no parameter (known: {', '.join(self.names)})" for name in params
-                  if name not in self.parameters]  # fmt: skip
+        faults = [
+            f"{name} is no parameter (known: {', '.join(self.names)})" for name in params if name not in self.parameters
+        ]
         for name, values in self.parameters.items():
             if name not in params:
                 faults.append(f"{name} is missing")
@@ -404,8 +401,7 @@ def _ring(space: Space, here: Rows, columns: tuple[int, ...]) -> Rows:
     if np.prod(sizes, dtype=float) > LARGEST_RING:
         return np.zeros((0, len(here)), dtype=here.dtype)
     others = [
-        [place for place in range(size) if place != here[column]]
-        for column, size in zip(columns, sizes, strict=True)
+        [place for place in range(size) if place != here[column]] for column, size in zip(columns, sizes, strict=True)
     ]
     places = list(product(*others))
     rows = np.repeat(here[None], len(places), axis=0)

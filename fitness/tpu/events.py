@@ -22,19 +22,13 @@ from tilewright.fitness.tpu.timeline import WAITS, CriticalPath, first_instructi
 _EVENT = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?dma\.([\w.]+)([^\n]*)")
 _GRANULES = re.compile(rb"size_in_granules=\*/([0-9]{1,15})(?![0-9])")
 _DESTINATION = re.compile(rb"dst_syncflagno=\*/(?:%(s[0-9]{1,15})_|\[#allocation([0-9]{1,9}))")
-_WAIT = re.compile(
-    rb"^(?: \[[^\]\n]*\])? *(?:%(s[0-9]{1,15})_\w+|\[#allocation([0-9]{1,9})[^\]\n]*\]), ([0-9]{1,15})"
-)
+_WAIT = re.compile(rb"^(?: \[[^\]\n]*\])? *(?:%(s[0-9]{1,15})_\w+|\[#allocation([0-9]{1,9})[^\]\n]*\]), ([0-9]{1,15})")
 
 _MADE = re.compile(
     rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) \[#allocation([0-9]{1,9})[^\]\n]*\]"
 )
-_COPIED = re.compile(
-    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) %(s[0-9]{1,15})_"
-)
-_LOADED = re.compile(
-    rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?sld \[smem:\[#allocation([0-9]{1,9})_spill\]\]"
-)
+_COPIED = re.compile(rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?(?:scalar_lea\.sflag|smov\.u32) %(s[0-9]{1,15})_")
+_LOADED = re.compile(rb"\n  %(s[0-9]{1,15})_\w+ = (?:\([^)\n]*\) )?sld \[smem:\[#allocation([0-9]{1,9})_spill\]\]")
 _STORED = re.compile(
     rb"\n  %[0-9]{1,15} = (?:\([^)\n]*\) )?sst \[smem:\[#allocation([0-9]{1,9})_spill\]\] %(s[0-9]{1,15})_"
 )

@@ -75,7 +75,10 @@ def replay(events: Events, rules: Rules) -> OperationTime:
     now += float(events.work[-1]) / rules.clock
     total = max(now, free)
     return OperationTime(
-        total, float(work.sum()) + float(events.work[-1]) / rules.clock,
-        float(took[events.kinds == Kind.READ].sum()), float(took[events.kinds == Kind.WRITE].sum()),
-        waited + (total - now), int((events.kinds == Kind.WAIT).sum()),
-    )  # fmt: skip
+        total,
+        float(work.sum()) + float(events.work[-1]) / rules.clock,
+        float(took[events.kinds == Kind.READ].sum()),
+        float(took[events.kinds == Kind.WRITE].sum()),
+        waited + (total - now),
+        int((events.kinds == Kind.WAIT).sum()),
+    )

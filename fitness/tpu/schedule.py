@@ -7,10 +7,16 @@ NOTABLE = 0.05
 """Part of the critical path below which a unit goes unmentioned."""
 
 _UNITS = {
-    "mxu": "the matrix units", "valu": "vector arithmetic", "eup": "transcendental functions",
-    "xlu": "cross-lane moves", "load": "vector loads", "store": "vector stores", "spill": "register spills",
-    "dma": "DMAs", "scalar": "scalar code and loop control",
-}  # fmt: skip
+    "mxu": "the matrix units",
+    "valu": "vector arithmetic",
+    "eup": "transcendental functions",
+    "xlu": "cross-lane moves",
+    "load": "vector loads",
+    "store": "vector stores",
+    "spill": "register spills",
+    "dma": "DMAs",
+    "scalar": "scalar code and loop control",
+}
 
 _CURES = {
     "spill": "Spills: fewer values live at once remove them (smaller sub-tiles, rolled loops, sums stored earlier).",

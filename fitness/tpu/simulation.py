@@ -112,15 +112,25 @@ def diagnosis(run: StaticRun, chip: Chip, time: ModelledTime) -> dict[str, Any]:
     lower = lower_bounds(run.executed, chip)
     busiest = max(lower, key=lambda unit: lower[unit])
     result: dict[str, Any] = {
-        "cycles": run.cycles, "mxu_busy": round(lower["mxu"] / cycles, 4),
-        "valu_busy": round(lower["valu"] / cycles, 4), "load_busy": round(lower["vload"] / cycles, 4),
-        "store_busy": round(lower["vstore"] / cycles, 4), "xlu_busy": round(lower["xlu"] / cycles, 4),
-        "spill_stores": run.executed.spills, "spill_loads": run.executed.fills, "vmem_bytes": run.vmem,
-        "dma_bytes": run.executed.hbm_bytes, "core_seconds": time.core, "hbm_seconds": time.memory,
-        "waited_seconds": time.waited, "seconds_low": time.low, "seconds_high": time.high, "error_class": time.kind,
+        "cycles": run.cycles,
+        "mxu_busy": round(lower["mxu"] / cycles, 4),
+        "valu_busy": round(lower["valu"] / cycles, 4),
+        "load_busy": round(lower["vload"] / cycles, 4),
+        "store_busy": round(lower["vstore"] / cycles, 4),
+        "xlu_busy": round(lower["xlu"] / cycles, 4),
+        "spill_stores": run.executed.spills,
+        "spill_loads": run.executed.fills,
+        "vmem_bytes": run.vmem,
+        "dma_bytes": run.executed.hbm_bytes,
+        "core_seconds": time.core,
+        "hbm_seconds": time.memory,
+        "waited_seconds": time.waited,
+        "seconds_low": time.low,
+        "seconds_high": time.high,
+        "error_class": time.kind,
         "bound": "hbm" if time.kind == "memory" else busiest,
         "unexplained": round(1 - min(1.0, lower[busiest] / cycles), 4),
-    }  # fmt: skip
+    }
     latency = CALIBRATIONS[chip.name].rules.latency * run.executed.hbm_dmas / time.seconds
     result["dma_latency"] = round(latency, 4)
     if min(latency, time.waited / time.seconds) > LATENCY_LIMIT:
@@ -131,9 +141,7 @@ def diagnosis(run: StaticRun, chip: Chip, time: ModelledTime) -> dict[str, Any]:
 def lower_bounds(executed: ExecutedWork, chip: Chip) -> dict[str, float]:
     """Cycles each unit needs for what it was issued, if nothing else held it up."""
     units = executed.units()
-    mxu = sum(
-        chip.mxu_cycles.get(kind, chip.mxu_cycles["bf16"]) * n for kind, n in executed.matmuls().items()
-    )
+    mxu = sum(chip.mxu_cycles.get(kind, chip.mxu_cycles["bf16"]) * n for kind, n in executed.matmuls().items())
     bounds = {name: units[name] / slots for name, slots in chip.slots.items()}
     return {"mxu": mxu / chip.mxus, **bounds}
 

@@ -60,10 +60,7 @@ class ModuleFacts:
 
 
 def objection(
-    facts: ModuleFacts,
-    operand_names: Sequence[str],
-    output_names: Sequence[str],
-    beside: frozenset[str] = frozenset(),
+    facts: ModuleFacts, operand_names: Sequence[str], output_names: Sequence[str], beside: frozenset[str] = frozenset()
 ) -> str | None:
     """Why this module cannot be costed, in one line; None when it can.
 

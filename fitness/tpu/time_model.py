@@ -33,8 +33,11 @@ Pallas guide."""
 
 
 ERRORS: Mapping[str, tuple[float, float]] = {
-    "matrix": (-0.11, 0.05), "vector": (-0.16, 0.13), "steps": (-0.28, 0.23), "memory": (-0.16, 0.13),
-}  # fmt: skip
+    "matrix": (-0.11, 0.05),
+    "vector": (-0.16, 0.13),
+    "steps": (-0.28, 0.23),
+    "memory": (-0.16, 0.13),
+}
 """log(real / modelled), the interval's ends by class (see ``kind_of``): the widest of the 5 % and 95 % points of each
 family of measured kernels (one kind on one chip), so that a family that was not measured may be as far off as the worst
 that was (``experiments/records/tpu_truth``). *memory* has few rows and is taken with *vector*."""

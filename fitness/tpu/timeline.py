@@ -23,15 +23,21 @@ WAITS = ("mxu", "valu", "eup", "xlu", "load", "store", "spill", "dma", "scalar")
 """What a critical path may wait for; an instruction of any other unit counts as ``scalar``."""
 
 _LANE_OF_UNIT = {
-    "matmul": "mxu", "matpush": "mxu", "vpop": "mxu", "valu": "valu", "eup": "eup", "xlu": "xlu",
-    "vload": "load", "vstore": "store", "dma": "dma", "dma_wait": "dma",
-}  # fmt: skip
+    "matmul": "mxu",
+    "matpush": "mxu",
+    "vpop": "mxu",
+    "valu": "valu",
+    "eup": "eup",
+    "xlu": "xlu",
+    "vload": "load",
+    "vstore": "store",
+    "dma": "dma",
+    "dma_wait": "dma",
+}
 
 _BUNDLE = re.compile(rb": bundle slots:\n  %[a-z]*([0-9]{1,15})(?![0-9])")
 _LAST = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])")
-_SPILL = re.compile(
-    rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?v(?:st|ld)\S* \[[^\]\n]*_spill\]"
-)
+_SPILL = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?v(?:st|ld)\S* \[[^\]\n]*_spill\]")
 _MATMUL = re.compile(rb"\n  %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?(vmatmul[^\n]{0,160})")
 _CRITICAL = re.compile(
     rb"(?:^|\n)Length to end: ([0-9]{1,15}), %[a-z]*([0-9]{1,15})(?![0-9])[^\n=]* = (?:\([^)\n]*\) )?"

@@ -34,9 +34,7 @@ def check(version: Path, target: str, dims: Mapping[str, int], kind: str, seed: 
     _, dispatch = store.read_version(version)
     language = dispatch["targets"][target]["language"]
     runner = _on_jax if language == "pallas" else _on_torch
-    return runner(
-        version, dispatch["operator"], tuple(dims[name] for name in dispatch["dimensions"]), kind, seed
-    )
+    return runner(version, dispatch["operator"], tuple(dims[name] for name in dispatch["dimensions"]), kind, seed)
 
 
 def snr_db(output: np.ndarray, reference: np.ndarray) -> float:
@@ -70,9 +68,7 @@ def draw(rng: np.random.Generator, rows: int, cols: int, kind: str, block: tuple
 def draws(operator: str) -> bool:
     """Whether operands of an operator are drawn here; else a version brings recorded ones."""
     family, _, recipe = operator.partition("/")
-    return family == "gemm_fp8_fused" or (
-        family == "gemm_fp8_blockwise" and recipe.startswith(("gemm_nt", "quant_"))
-    )
+    return family == "gemm_fp8_fused" or (family == "gemm_fp8_blockwise" and recipe.startswith(("gemm_nt", "quant_")))
 
 
 def _require(value: float, least: float, what: str) -> float:
@@ -105,9 +101,7 @@ def _compiled(version: Path, dims: tuple[int, ...]) -> tuple[store.Table, Any]:
     return table, jax.jit(jax_operators.load(table.choose(dims).kernel, interpret))
 
 
-def _fused(
-    table: store.Table, dims: tuple[int, ...], kind: str, seed: int
-) -> tuple[list[Any], list[np.ndarray]]:
+def _fused(table: store.Table, dims: tuple[int, ...], kind: str, seed: int) -> tuple[list[Any], list[np.ndarray]]:
     import jax.numpy as jnp
 
     from . import jax_operators
@@ -163,9 +157,7 @@ def _on_torch(version: Path, operator: str, dims: tuple[int, ...], kind: str, se
 
     if len(dims) == 2:
         x = matrix(*dims)
-        return _same_codes(
-            call({"x": x}), torch_contract.REFERENCES[operator]({"x": x}), key, f"{operator} on {kind}"
-        )
+        return _same_codes(call({"x": x}), torch_contract.REFERENCES[operator]({"x": x}), key, f"{operator} on {kind}")
     m, n, k = dims
     by_rows = operator.endswith("_rows")
     a_q, a_s = torch_contract.quantise_rows(matrix(m, k))
@@ -208,9 +200,7 @@ def _same_codes(found: tuple[Any, ...], wanted: tuple[Any, ...], key: str, what:
         bits = torch.int32 if scales else torch.uint8
         equal = float((out.view(bits) == reference.view(bits)).double().mean())
         least = INTERPRETED_CODES if key == store.INTERPRET and not scales else 1.0
-        share = min(
-            share, _require(equal, least, f"{what}, share of equal {'scales' if scales else 'codes'}")
-        )
+        share = min(share, _require(equal, least, f"{what}, share of equal {'scales' if scales else 'codes'}"))
     return share
 
 

@@ -48,24 +48,31 @@ from .plans.format import (
 DEVICE_CODE = "CUDA"
 
 MAP_DTYPES: Mapping[str, int] = {
-    "bool": 0, "int8": 0, "uint8": 0, "int16": 1, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5,
-    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
-    "float8_e4m3fn": 0, "float8_e5m2": 0, "float8_e8m0fnu": 0, "float8_e4m3fnuz": 0, "float8_e5m2fnuz": 0,
-}  # fmt: skip
+    "bool": 0,
+    "int8": 0,
+    "uint8": 0,
+    "int16": 1,
+    "uint16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "uint64": 4,
+    "int64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+    "float8_e4m3fn": 0,
+    "float8_e5m2": 0,
+    "float8_e8m0fnu": 0,
+    "float8_e4m3fnuz": 0,
+    "float8_e5m2fnuz": 0,
+}
 """``CUtensorMapDataType`` by dtype."""
 
 SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by bytes."""
 
-OPTIONS = (
-    "std",
-    "fast_math",
-    "maxrregcount",
-    "default_device",
-    "headers",
-    "register_usage_level",
-    "ptxas_level",
-)
+OPTIONS = ("std", "fast_math", "maxrregcount", "default_device", "headers", "register_usage_level", "ptxas_level")
 """``std``: 17 or 20. ``default_device``: functions without annotation are the device's. ``headers``: ``cuda``,
 ``cutlass``. ``register_usage_level``: 0 to 10, ``ptxas_level``: 0 to 3, of the assembler."""
 
@@ -119,10 +126,7 @@ def recorded(
         module[DEVICE_CODE],
         architecture,
         _parts(answer.get("steps"), "steps"),
-        (
-            *_options(_table(answer, "options")),
-            *_macros({**dict(params), **_table(answer, "defines")}),
-        ),
+        (*_options(_table(answer, "options")), *_macros({**dict(params), **_table(answer, "defines")})),
         earlier,
     )
 
@@ -165,9 +169,7 @@ def _macros(values: Mapping[str, Any]) -> list[str]:
 class _Recording:
     """One call: its slots by name, and steps as they are written down."""
 
-    def __init__(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scratch: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scratch: Mapping[str, Any]) -> None:
         made = [_scratch(name, value) for name, value in scratch.items()]
         tensors = (*inputs, *outputs, *made)
         _require(len({t.name for t in tensors}) == len(tensors), "two tensors of a launch have one name")
@@ -176,12 +178,7 @@ class _Recording:
         self._buffers = tuple(t.bytes for t in (*outputs, *made))
 
     def plan(
-        self,
-        source: str,
-        architecture: int,
-        steps: Sequence[Any],
-        options: tuple[str, ...],
-        earlier: Earlier | None,
+        self, source: str, architecture: int, steps: Sequence[Any], options: tuple[str, ...], earlier: Earlier | None
     ) -> tuple[Plan, tuple[str, ...]]:
         for step in steps:
             _require(isinstance(step, Mapping), "a step is no dict")
@@ -199,8 +196,7 @@ class _Recording:
             raise NotRecorded(f"{error}: {_remedy(str(error))}") from error
         symbols = dict(zip(names, made.symbols, strict=True))
         written = [
-            self._zero(step) if "zero" in step else self._launch(step, symbols[step["kernel"]])
-            for step in steps
+            self._zero(step) if "zero" in step else self._launch(step, symbols[step["kernel"]]) for step in steps
         ]
         for launch in written:
             if isinstance(launch, Launch):
@@ -213,9 +209,7 @@ class _Recording:
         plan = Plan(
             architecture=architecture,
             inputs=self._inputs,
-            outputs=tuple(
-                Output(o.name, o.dtype, o.shape, self._tensors[o.name][0] - first) for o in self._outputs
-            ),
+            outputs=tuple(Output(o.name, o.dtype, o.shape, self._tensors[o.name][0] - first) for o in self._outputs),
             buffers=self._buffers,
             steps=tuple(written),
             codes=(made.code,),
@@ -268,19 +262,13 @@ class _Recording:
         )
 
     def _map(self, fields: Mapping[str, Any]) -> TensorMap:
-        _known(
-            fields,
-            ("map", "box", "swizzle", "shape", "strides", "dtype", "offset", "fill_nan"),
-            "a tensor map",
-        )
+        _known(fields, ("map", "box", "swizzle", "shape", "strides", "dtype", "offset", "fill_nan"), "a tensor map")
         slot, tensor = self._tensor(fields["map"], "a tensor map")
         dtype = fields.get("dtype", tensor.dtype)
         _require(dtype in MAP_DTYPES, "a tensor map's dtype is none")
         _require(fields.get("swizzle", 0) in SWIZZLES, "a tensor map's swizzle is 0, 32, 64 or 128")
         shape = _parts(fields.get("shape", tensor.shape), "a tensor map's shape")
-        inner = [
-            DTYPE_BYTES[dtype] * n for n in itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b)
-        ]
+        inner = [DTYPE_BYTES[dtype] * n for n in itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b)]
         return TensorMap(
             slot=slot,
             offset=fields.get("offset", 0),
@@ -309,9 +297,7 @@ def _scratch(name: Any, value: Any) -> Tensor:
 
 def _kernel(step: Mapping[str, Any]) -> str:
     name = step.get("kernel")
-    _require(
-        isinstance(name, str) and _KERNEL.fullmatch(name) is not None, f"a step's kernel is none: {name!r}"
-    )
+    _require(isinstance(name, str) and _KERNEL.fullmatch(name) is not None, f"a step's kernel is none: {name!r}")
     return str(name)
 
 

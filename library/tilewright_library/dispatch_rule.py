@@ -31,10 +31,27 @@ TEXT = (
 )
 
 _SYNTAX = (
-    ast.Expression, ast.Constant, ast.Name, ast.expr_context, ast.IfExp, ast.BinOp, ast.UnaryOp, ast.BoolOp,
-    ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Call, ast.Lambda, ast.arguments, ast.arg,
-    ast.GeneratorExp, ast.comprehension, ast.Tuple,
-)  # fmt: skip
+    ast.Expression,
+    ast.Constant,
+    ast.Name,
+    ast.expr_context,
+    ast.IfExp,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+    ast.Call,
+    ast.Lambda,
+    ast.arguments,
+    ast.arg,
+    ast.GeneratorExp,
+    ast.comprehension,
+    ast.Tuple,
+)
 _GROWING = (ast.Pow, ast.LShift)
 LONGEST, LOOPS = 2000, 2
 """Most characters and loops of an expected time's expression."""
@@ -96,17 +113,13 @@ def _compiled_time(text: str) -> Any:
     tree = ast.parse(text, mode="eval")
     nodes = list(ast.walk(tree))
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
-    compared = [
-        part for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)
-    ]
+    compared = [part for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)]
     for node in nodes:
         if not isinstance(node, _SYNTAX) or isinstance(node, _GROWING):
             raise ValueError(f"{type(node).__name__} is not allowed")
         if isinstance(node, ast.Lambda) and node not in called:
             raise ValueError("a lambda that is not called where it stands is not allowed")
-        if isinstance(node, ast.Name) and (
-            node.id.startswith("_") or (node.id in _FUNCTIONS and node not in called)
-        ):
+        if isinstance(node, ast.Name) and (node.id.startswith("_") or (node.id in _FUNCTIONS and node not in called)):
             raise ValueError(f"{node.id} is not allowed as a value")
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in compared:
             raise ValueError("text is allowed in comparisons alone")
@@ -118,9 +131,7 @@ def _compiled_time(text: str) -> Any:
 
 
 def _value(rule: Any, names: Mapping[str, Any]) -> Any:
-    return eval(
-        rule, {"__builtins__": {}, **_FUNCTIONS, **names}
-    )  # in one scope, so that a lambda sees the names
+    return eval(rule, {"__builtins__": {}, **_FUNCTIONS, **names})  # in one scope, so that a lambda sees the names
 
 
 def _constraint_holds(rule: Any, names: Mapping[str, Any]) -> bool:

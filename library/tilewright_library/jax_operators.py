@@ -40,9 +40,7 @@ def quantise_weights(w: jax.Array, group: int = 512) -> tuple[jax.Array, jax.Arr
     """``w`` [K, N] -> (w_q [K, N] e4m3, sw [K/g, 1, N] float32). Raises ValueError for shapes without whole blocks."""
     depth, cols = w.shape
     if depth % group or cols % COLUMNS:
-        raise ValueError(
-            f"weights [K, N] need K in multiples of {group} and N of {COLUMNS}, not {list(w.shape)}"
-        )
+        raise ValueError(f"weights [K, N] need K in multiples of {group} and N of {COLUMNS}, not {list(w.shape)}")
     x = w.astype(jnp.float32).reshape(depth // group, group, cols // COLUMNS, COLUMNS)
     scale = jnp.maximum(jnp.max(jnp.abs(x), axis=(1, 3)), ABSMAX_FLOOR) / FP8_MAX
     q = (x / scale[:, None, :, None]).astype(jnp.float8_e4m3fn).reshape(depth, cols)
@@ -60,10 +58,7 @@ def product(a: jax.Array, w: jax.Array, sw: jax.Array) -> jax.Array:
     rows, depth = a.shape
     q, scale = quantise_activations(a, depth // sw.shape[0])
     wide = q.astype(jnp.float32).reshape(rows, scale.shape[1], -1) * scale[:, :, None]
-    left, right = (
-        wide.reshape(rows, depth).astype(jnp.bfloat16),
-        dequantise_weights(w, sw).astype(jnp.bfloat16),
-    )
+    left, right = (wide.reshape(rows, depth).astype(jnp.bfloat16), dequantise_weights(w, sw).astype(jnp.bfloat16))
     return jnp.dot(left, right, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
 
 
@@ -94,9 +89,7 @@ def linear_fp8_fused(a: jax.Array, w: jax.Array, group: int = 512, *, interpret:
 def _require_operands(a: jax.Array, w: jax.Array, sw: jax.Array) -> None:
     kinds = tuple(str(x.dtype) for x in (a, w, sw))
     if kinds != ("bfloat16", "float8_e4m3fn", "float32"):
-        raise TypeError(
-            f"gemm_fp8_fused takes bfloat16, float8_e4m3fn and float32 operands, not {', '.join(kinds)}"
-        )
+        raise TypeError(f"gemm_fp8_fused takes bfloat16, float8_e4m3fn and float32 operands, not {', '.join(kinds)}")
     fits = a.ndim == 2 and w.ndim == 2 and sw.ndim == 3 and a.shape[1] == w.shape[0]
     if not fits or sw.shape[1:] != (1, w.shape[1]) or w.shape[0] % sw.shape[0] or w.shape[1] % COLUMNS:
         raise ValueError(
@@ -164,9 +157,7 @@ def _chosen(a: jax.Array, w: jax.Array, sw: jax.Array, interpret: bool) -> Calla
 
 
 @functools.lru_cache(maxsize=4096)
-def serve(
-    operator: str, dims: tuple[int, ...], interpret: bool, reference: Callable[..., Any]
-) -> Callable[..., Any]:
+def serve(operator: str, dims: tuple[int, ...], interpret: bool, reference: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel that serves a shape as a function of its operands; ``reference``, with one warning, without one."""
     try:
         table = _DISPATCHER.table(operator, device_key(interpret))

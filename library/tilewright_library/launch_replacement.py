@@ -56,9 +56,7 @@ def _described(value: Any, constant: bool, spans: list[tuple[int, int]]) -> Any:
         shape, stride, address = tuple(value.shape), tuple(value.stride()), value.data_ptr()
         same = _overlap(address, shape, stride, value.element_size(), spans)
         return ("tensor", str(value.dtype), shape, stride, address % ALIGNMENT == 0, same)
-    if (kind.__module__ == "torch" and kind.__name__ == "dtype") or kind.__module__.startswith(
-        "triton.language"
-    ):
+    if (kind.__module__ == "torch" and kind.__name__ == "dtype") or kind.__module__.startswith("triton.language"):
         return (kind.__name__, str(value))
     return NotImplemented
 
@@ -355,9 +353,14 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def launch(
-    kernel: Any, places: Mapping[str, int], configuration: Configuration, grid: Any, args: Sequence[Any],
-    kwargs: Mapping[str, Any], warmup: bool = False,
-) -> Any:  # fmt: skip
+    kernel: Any,
+    places: Mapping[str, int],
+    configuration: Configuration,
+    grid: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    warmup: bool = False,
+) -> Any:
     """A launch with a configuration in place of what the caller says. ``places``: parameters by position."""
     given = list(args)
     named = dict(kwargs)
@@ -402,9 +405,8 @@ def _put_back_attribute(owner: type, name: str, stand_in: Any, before: Any) -> N
 
 
 def _put_back(
-    replacement: Counted, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]],
-    modules: Collection[str],
-) -> None:  # fmt: skip
+    replacement: Counted, stand_in: Any, original: Any, places: list[tuple[ModuleType, str]], modules: Collection[str]
+) -> None:
     """Undo a replacement, also in modules that were imported since. Another installation's stand-in stays where it is,
     and is not given back to one that is installed no longer."""
     replacement.installed = False
@@ -452,9 +454,7 @@ class Installation:
         cuda = importlib.import_module("torch").cuda
         found = {cuda.get_device_name(n) for n in range(cuda.device_count())}
         if found != {self.device}:
-            raise NotInstalled(
-                f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}"
-            )
+            raise NotInstalled(f"proved on {self.device}, and this machine has {', '.join(sorted(found)) or 'none'}")
 
     def _put(self, replacement: Counted) -> None:
         *within, last = replacement.name.split(".")

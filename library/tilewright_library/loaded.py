@@ -102,9 +102,7 @@ def served(operator: str, device: str, dims: tuple[int, ...], folder: Path = sto
     shapes: list[dict[str, Any]] = receipt.get("shapes", [])
     shape = next((s for s in shapes if s["workload"] == region.workload), None)
     candidates: list[dict[str, Any]] = receipt.get("candidates", [])
-    verified: dict[str, str] = next(
-        (c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {}
-    )
+    verified: dict[str, str] = next((c["toolchain"] for c in candidates if c.get("genome") == region.kernel.name), {})
     return Service(
         operator,
         region.kernel.name,
@@ -180,9 +178,7 @@ class Loaded:
             raise TypeError(f"{self.operator} takes torch tensors or JAX arrays, not {kind.__name__}")
         caller = self._callers.get(name)
         if caller is None:
-            caller = self._callers[name] = importlib.import_module(f".{name}", __package__).Caller(
-                self.operator
-            )
+            caller = self._callers[name] = importlib.import_module(f".{name}", __package__).Caller(self.operator)
         self._callers[kind] = caller
         return caller
 

@@ -128,10 +128,7 @@ def header_folders(wanted: Sequence[str]) -> list[str]:
     """Folders of installed headers: ``cuda`` (CUDA's and CCCL's) and ``cutlass``. Raises NoCompiler."""
     found: list[str] = []
     for name in wanted:
-        module, places = {
-            "cuda": ("nvidia", _HEADERS),
-            "cutlass": ("cutlass_library", ("source/include",)),
-        }[name]
+        module, places = {"cuda": ("nvidia", _HEADERS), "cutlass": ("cutlass_library", ("source/include",))}[name]
         spec = importlib.util.find_spec(module)
         roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
         folders = [str(root / place) for root in roots for place in places if (root / place).is_dir()]

@@ -162,9 +162,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     index = _json(folder / INDEX)
     if index.get("format") not in READS:
         known = " and ".join(map(str, READS))
-        raise UnsoundLibrary(
-            f"{_place(folder / INDEX)} has format {index.get('format')}; this package reads {known}"
-        )
+        raise UnsoundLibrary(f"{_place(folder / INDEX)} has format {index.get('format')}; this package reads {known}")
     return index
 
 
@@ -216,9 +214,7 @@ def toolchain_fault(ranges: Mapping[str, tuple[str, str]]) -> str | None:
     """One clause on the first installed package outside its range [least, below); None if all are inside."""
     for name, (least, below) in ranges.items():
         found = _installed(name)
-        if found is not None and not version_numbers(least) <= version_numbers(found) < version_numbers(
-            below
-        ):
+        if found is not None and not version_numbers(least) <= version_numbers(found) < version_numbers(below):
             return f"verified with {name} {least} up to below {below}, and {found} is installed"
     return None
 

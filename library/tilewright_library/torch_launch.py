@@ -61,12 +61,7 @@ class Launcher:
         self._packs: dict[tuple[str, str], list[plan_shelf.Pack]] = {}
 
     def serve(
-        self,
-        operator: str,
-        dims: tuple[int, ...],
-        device: torch.device,
-        reference: Call,
-        rows: int | None = None,
+        self, operator: str, dims: tuple[int, ...], device: torch.device, reference: Call, rows: int | None = None
     ) -> Served:
         """What runs an operator at a shape; its reference, with one warning, where no promoted kernel does.
 
@@ -133,12 +128,7 @@ class Launcher:
         return Served("plan", _planned(ready, device), ready)
 
     def _plan(
-        self,
-        table: store.Table,
-        kernel: store.Kernel,
-        shapes: Operands,
-        dims: tuple[int, ...],
-        device: torch.device,
+        self, table: store.Table, kernel: store.Kernel, shapes: Operands, dims: tuple[int, ...], device: torch.device
     ) -> Plan | None:
         """A kernel's plan at a shape: promoted, cached, or made here; None where it has to run through its module."""
         major, minor = torch.cuda.get_device_capability(device)
@@ -387,9 +377,7 @@ class _TorchOn:
         return made
 
 
-def from_source(
-    kernel: store.Kernel, shapes: Operands | None, dims: tuple[int, ...], device: torch.device
-) -> Call:
+def from_source(kernel: store.Kernel, shapes: Operands | None, dims: tuple[int, ...], device: torch.device) -> Call:
     """A promoted kernel compiled here, whatever packs there are. Raises NotServed."""
     if recorder_of(kernel) is not cuda_record:
         return load(kernel, device)

@@ -72,9 +72,9 @@ def _cut(kept: torch.Tensor, start: int, rows: int, cols: int, scales: tuple[int
     """Codes [rows, cols] and scales, from ``start`` in a kept tensor."""
     middle = start + rows * cols
     end = middle + 4 * scales[0] * scales[1]
-    return kept[start:middle].view(torch.float8_e4m3fn).view(rows, cols), kept[middle:end].view(
-        torch.float32
-    ).view(scales)
+    return kept[start:middle].view(torch.float8_e4m3fn).view(rows, cols), kept[middle:end].view(torch.float32).view(
+        scales
+    )
 
 
 def kept_rows(kept: torch.Tensor, m: int, k: int) -> Tensors:
@@ -145,9 +145,7 @@ class Layer:
             return self._quantise_chain()
         if which == "backward":
             return self._backward_chain(need_x="w" not in how, need_w="x" not in how, again="again" in how)
-        return self._forward_chain(
-            training=which == "forward", kept_weight="kept" in how, again="again" in how
-        )
+        return self._forward_chain(training=which == "forward", kept_weight="kept" in how, again="again" in how)
 
     # -- what each pass is made of -------------------------------------------------------------------
 
@@ -271,13 +269,7 @@ class Layer:
         return y
 
     def backward(
-        self,
-        dy: torch.Tensor,
-        kept_x: torch.Tensor,
-        w: torch.Tensor,
-        need_x: bool,
-        need_w: bool,
-        again: bool = False,
+        self, dy: torch.Tensor, kept_x: torch.Tensor, w: torch.Tensor, need_x: bool, need_w: bool, again: bool = False
     ) -> Tensors:
         """dx and dw, empty where not needed, from a contiguous dy; ``again``: from w, not from what is kept of it."""
         m, n, k = self.m, self.n, self.k
@@ -285,9 +277,7 @@ class Layer:
         chain, size = self._chain(name)
         dx = self._results(m, k) if need_x else self._bytes(0)
         dw = self._results(n, k) if need_w else self._bytes(0)
-        self._queue(
-            chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x.data_ptr(), w.data_ptr())
-        )
+        self._queue(chain, size, (dy.data_ptr(), dw.data_ptr(), dx.data_ptr(), kept_x.data_ptr(), w.data_ptr()))
         return self._given(dx) if need_x else dx, dw
 
 

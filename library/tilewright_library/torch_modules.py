@@ -95,9 +95,7 @@ class Linear(nn.Linear):
         y, bias = multiply(input, self.weight, self), self.bias
         return y if bias is None else y + bias.to(y.dtype)
 
-    def _ways(
-        self, x: torch.Tensor, weight: torch.Tensor, key: tuple[torch.Size, bool, bool]
-    ) -> tuple[Way, Way]:
+    def _ways(self, x: torch.Tensor, weight: torch.Tensor, key: tuple[torch.Size, bool, bool]) -> tuple[Way, Way]:
         """What serves inputs of x's shape eagerly, and in graphs; None for what ``multiply`` has to see."""
         if not unwatched(x, weight) or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
             return None, None
@@ -168,9 +166,7 @@ def _slower(x: torch.Tensor, w: torch.Tensor, keeper: Linear) -> bool:
         mode = "kept" if keeper._keeping else "infer"
     graph = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
     n, k = w.shape
-    return not is_faster(
-        mode, "graph" if graph else "eager", x.numel() // k, n, k, _device_key(x.device.index or 0)
-    )
+    return not is_faster(mode, "graph" if graph else "eager", x.numel() // k, n, k, _device_key(x.device.index or 0))
 
 
 def _device_key(index: int) -> str:
@@ -202,9 +198,7 @@ def gain_table(model: nn.Module, mode: str = "kept", way: str = "graph", rows: S
         if isinstance(module, nn.Linear):
             key = device_key(module.weight.device) if isinstance(module, Linear) else ""
             sizes.setdefault((module.out_features, module.in_features, key), []).append(name or "(the model)")
-    lines = [
-        f"{'N x K':>15}  {'layers':>6}  {'rows: ' + str(rows[0]):>8}" + "".join(f"{m:>8}" for m in rows[1:])
-    ]
+    lines = [f"{'N x K':>15}  {'layers':>6}  {'rows: ' + str(rows[0]):>8}" + "".join(f"{m:>8}" for m in rows[1:])]
     for (n, k, key), names in sizes.items():
         known = gains(mode, way, n, k, key) if key else {}
         if not key:
@@ -255,16 +249,22 @@ def _norm_epsilon(module: nn.Module) -> float | None:
     """
     weight, values = module._parameters.get("weight"), [v for v in vars(module).values() if type(v) is float]
     if (
-        "forward" in vars(module) or len(module._parameters) != 1 or module._buffers or module._modules
-        or len(values) != 1 or type(weight) is not nn.Parameter or weight.dim() != 1 or not weight.is_floating_point()
-        or weight.is_meta or isinstance(module, nn.RMSNorm | RMSNorm)
-    ):  # fmt: skip
+        "forward" in vars(module)
+        or len(module._parameters) != 1
+        or module._buffers
+        or module._modules
+        or len(values) != 1
+        or type(weight) is not nn.Parameter
+        or weight.dim() != 1
+        or not weight.is_floating_point()
+        or weight.is_meta
+        or isinstance(module, nn.RMSNorm | RMSNorm)
+    ):
         return None
     angles = torch.arange(4 * len(weight), device=weight.device).view(4, -1)
     scales = torch.tensor([1e-3, 0.1, 1.0, 30.0], device=weight.device)[:, None]
     x, vector = (
-        (a.float() * s).to(weight.dtype)
-        for a, s in (((angles * 1.7).sin(), scales), ((angles[0] * 2.3).cos() + 2, 1))
+        (a.float() * s).to(weight.dtype) for a, s in (((angles * 1.7).sin(), scales), ((angles[0] * 2.3).cos() + 2, 1))
     )
     probe = copy.copy(module)
     probe._parameters = {"weight": nn.Parameter(vector, requires_grad=False)}
@@ -278,9 +278,7 @@ def _norm_epsilon(module: nn.Module) -> float | None:
     return values[0] if near else None
 
 
-def convert(
-    model: nn.Module, filter: Filter | None = None, only_faster: bool = True, norms: bool = True
-) -> nn.Module:
+def convert(model: nn.Module, filter: Filter | None = None, only_faster: bool = True, norms: bool = True) -> nn.Module:
     """Turn, in place, every ``nn.Linear`` whose sizes the recipe takes and for which ``filter(name, module)`` holds.
 
     A module stays the object that it was, with its parameters, hooks and names, also where a model has it twice or ties

@@ -212,8 +212,7 @@ _LIBRARY.define("quantised(Tensor x) -> (Tensor, Tensor)")
 _LIBRARY.define("linear_trained(Tensor x, Tensor w, Tensor plain, Tensor kept_x) -> (Tensor, Tensor)")
 _LIBRARY.define("linear_forward_only(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.define(
-    "linear_backward(Tensor dy, Tensor kept_x, Tensor kept_w, SymInt k, bool need_x, bool need_w)"
-    " -> (Tensor, Tensor)"
+    "linear_backward(Tensor dy, Tensor kept_x, Tensor kept_w, SymInt k, bool need_x, bool need_w) -> (Tensor, Tensor)"
 )
 OPS = getattr(torch.ops, NAMESPACE)
 
@@ -265,9 +264,7 @@ def _lowered(x: Any, w: Any) -> Any:
     x, w = (ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (x, w))
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], w.get_size()[0]])
     name = f"torch.ops.{NAMESPACE}.linear_forward_only.direct"
-    return ir.TensorBox.create(
-        ir.ExternKernelAlloc(layout, [x, w], python_kernel_name=name, op_overload=op.default)
-    )
+    return ir.TensorBox.create(ir.ExternKernelAlloc(layout, [x, w], python_kernel_name=name, op_overload=op.default))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -298,9 +295,7 @@ for _name, _real, _fake in _IMPLEMENTATIONS:
     _LIBRARY.impl(_name, _real, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
 OPS.linear_forward_only.direct = linear_forward_only  # by which compiled code finds it
-torch.library.register_autograd(
-    f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY
-)
+torch.library.register_autograd(f"{NAMESPACE}::linear_trained", _differentiate, setup_context=_save, lib=_LIBRARY)
 torch.library.register_autograd(
     f"{NAMESPACE}::quantised",
     lambda ctx, *unused: None,
@@ -423,20 +418,13 @@ class ServedCall:
     __slots__ = ("_copies", "_kept", "_layer", "_shape", "_weight", "index")
 
     def __init__(
-        self,
-        layer: Layer,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        kept: KeptWeight | None,
-        copies: torch.Tensor | None,
+        self, layer: Layer, x: torch.Tensor, weight: torch.Tensor, kept: KeptWeight | None, copies: torch.Tensor | None
     ) -> None:
         self._layer, self._kept, self.index = layer, kept, x.get_device()
         self._shape, self._weight = (*x.shape[:-1], layer.n), weight.shape
         self._copies = 0 if copies is None else copies.data_ptr()
 
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         """None for what ``multiply`` has to see: a changed weight, an operand that needs a copy, another dtype, whoever
         watches."""
         kept, address = self._kept, x.data_ptr()
@@ -504,16 +492,12 @@ def _require_operands(x: torch.Tensor, w: torch.Tensor) -> None:
     if x.dtype is not torch.bfloat16 or w.dtype is not torch.bfloat16:
         raise TypeError(f"gemm_fp8_blockwise takes bfloat16 operands, not {x.dtype} and {w.dtype}")
     if w.dim() != 2 or x.dim() < 1 or x.shape[-1] != w.shape[1]:
-        raise ValueError(
-            f"gemm_fp8_blockwise takes x [..., K] and w [N, K], not {list(x.shape)} and {list(w.shape)}"
-        )
+        raise ValueError(f"gemm_fp8_blockwise takes x [..., K] and w [N, K], not {list(x.shape)} and {list(w.shape)}")
 
 
 def _note_unfit() -> int:
     """Runs while tracing, too; returns something that can be a constant."""
-    LAUNCHER.dispatcher.warn(
-        "shape", "a shape that is no multiple of the recipe's blocks is multiplied in bf16"
-    )
+    LAUNCHER.dispatcher.warn("shape", "a shape that is no multiple of the recipe's blocks is multiplied in bf16")
     return 0
 
 

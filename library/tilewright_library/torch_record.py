@@ -34,9 +34,25 @@ FRESH = frozenset(("empty", "empty_like", "empty_strided", "new_empty"))
 ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
 RESET = frozenset(("zero_", "fill_"))
 VIEWS = frozenset(
-    ("view", "_unsafe_view", "_reshape_alias", "alias", "detach", "slice", "select", "transpose", "t", "permute",
-     "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind")
-)  # fmt: skip
+    (
+        "view",
+        "_unsafe_view",
+        "_reshape_alias",
+        "alias",
+        "detach",
+        "slice",
+        "select",
+        "transpose",
+        "t",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "split",
+        "split_with_sizes",
+        "unbind",
+    )
+)
 """What ``launch`` may ask torch to do: make tensors, make zeros, fill tensors, view them."""
 
 
@@ -65,18 +81,14 @@ class RecordedCall(TorchDispatchMode):
         self._codes: list[bytes] = []
         self.inputs = {t.name: self._placed(t.shape, getattr(torch, t.dtype)) for t in self._given}
 
-    def plan(
-        self, results: Mapping[str, torch.Tensor], architecture: int, toolchain: Mapping[str, str]
-    ) -> Plan:
+    def plan(self, results: Mapping[str, torch.Tensor], architecture: int, toolchain: Mapping[str, str]) -> Plan:
         """The plan of a call that returned ``results``. Raises NotRecorded, PlanError."""
         given = len(self._given)
         outputs = []
         for name, tensor in results.items():
             slot, offset = self._located(tensor, f"output {name}")
             if slot < given:
-                raise NotRecorded(
-                    f"output {name} is input {self._given[slot].name}: launch returns tensors it makes"
-                )
+                raise NotRecorded(f"output {name} is input {self._given[slot].name}: launch returns tensors it makes")
             dtype = str(tensor.dtype).removeprefix("torch.")
             outputs.append(Output(name, dtype, tuple(tensor.shape), slot - given, offset))
         return Plan(
@@ -167,12 +179,7 @@ class RecordedCall(TorchDispatchMode):
     # -- what Triton is asked to launch ----------------------------------------------------------
 
     def add_launch(
-        self,
-        metadata: Any,
-        signature: Sequence[Any],
-        grid: tuple[int, int, int],
-        code: bytes,
-        values: Sequence[Any],
+        self, metadata: Any, signature: Sequence[Any], grid: tuple[int, int, int], code: bytes, values: Sequence[Any]
     ) -> None:
         """Write a launch down. Raises NotRecorded."""
         if not all(type(size) is int for size in grid):
@@ -229,9 +236,7 @@ class RecordedCall(TorchDispatchMode):
             return [Pointer(*self._located(value, f"an argument of {name}"))]
         return [scalar(kind, value)]
 
-    def _descriptor(
-        self, meta: Mapping[str, Any] | None, value: Any, name: str
-    ) -> list[Pointer | TensorMap | Scalar]:
+    def _descriptor(self, meta: Mapping[str, Any] | None, value: Any, name: str) -> list[Pointer | TensorMap | Scalar]:
         """A tensor map, shape and strides."""
         if meta is None or meta.get("fp4_padded") or getattr(value, "round_f32_to_tf32", False):
             raise NotRecorded("a descriptor is of a form that plans do not hold")

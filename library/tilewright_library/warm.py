@@ -66,11 +66,7 @@ def verified_shapes(device: str, folder: Path = store.KERNELS) -> list[Shape]:
 
 
 def warm(
-    shapes: Iterable[Shape],
-    device: str,
-    packs: Path | None,
-    say: Callable[[str], None],
-    folder: Path = store.KERNELS,
+    shapes: Iterable[Shape], device: str, packs: Path | None, say: Callable[[str], None], folder: Path = store.KERNELS
 ) -> int:
     """Make plans for a CUDA device key; how many shapes got none. ``packs``: where to write packs."""
     import torch

@@ -203,10 +203,7 @@ def _suites() -> dict[str, Suite]:
     """Check shapes take several blocks of queries and keys, share key heads, and have more keys than queries."""
     check = (_workload(2, 2, 1024, 1024, 128), _workload(4, 2, 512, 1024, 128))
     quick = Suite(
-        "quick",
-        workloads=(_workload(4, 4, 2048, 2048, 128),),
-        check=check,
-        final=(_workload(32, 32, 2048, 2048, 128),),
+        "quick", workloads=(_workload(4, 4, 2048, 2048, 128),), check=check, final=(_workload(32, 32, 2048, 2048, 128),)
     )
     models = (
         _workload(8, 2, 4096, 4096, 128, "llama3.1-8b/"),
@@ -222,6 +219,5 @@ def _suites() -> dict[str, Suite]:
 def operators() -> dict[str, FlashAttention]:
     """The family's operators by recipe name."""
     return {
-        name: FlashAttention(f"flash_attention/{name}", causal)
-        for name, causal in (("causal", True), ("full", False))
+        name: FlashAttention(f"flash_attention/{name}", causal) for name, causal in (("causal", True), ("full", False))
     }

@@ -21,16 +21,7 @@ import numpy as np
 from tilewright.seeds.gemm_fp8_blockwise.contract import BLOCK, draw, generator, quantise_rows
 from tilewright.seeds.gemm_fp8_blockwise.contract import INPUT_KINDS as MATRIX_KINDS
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import (
-    AgreementGate,
-    Arrays,
-    Gate,
-    SeedKernel,
-    SnrGate,
-    Suite,
-    TensorSpec,
-    Workload,
-)
+from tilewright.seeds.operator import AgreementGate, Arrays, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import Elements, Sample, normal_table, spread_picks
 from tilewright.seeds.shaped import PEAK, Shaped, matrix, peaks, suites_of
 
@@ -48,9 +39,7 @@ def rmsnorm(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     """x [R, K], g [K] bf16 -> bf16 [R, K], from float64."""
     wide = x.astype(np.float64)
     mean = np.square(wide).mean(axis=1, keepdims=True)
-    return (
-        (wide / np.sqrt(mean + EPSILON) * g.astype(np.float64)).astype(np.float32).astype(ml_dtypes.bfloat16)
-    )
+    return (wide / np.sqrt(mean + EPSILON) * g.astype(np.float64)).astype(np.float32).astype(ml_dtypes.bfloat16)
 
 
 def swiglu(x: np.ndarray) -> np.ndarray:

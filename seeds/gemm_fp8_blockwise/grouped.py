@@ -128,9 +128,7 @@ class RowGroups(Product):
         groups, m, n, _ = self.dims(workload)
         exact = np.zeros((groups, m, n) if self.masked else (m, n))
         usual = np.zeros(exact.shape, np.float32)
-        counted = (
-            np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
-        )
+        counted = np.arange(m) < inputs["count"][:, None] if self.masked else np.arange(m) < inputs["count"].sum()
         before = 0
         for g, count in enumerate(inputs["count"]):
             b = dequantise_blocks(inputs["b_q"][g], inputs["b_s"][g])
@@ -160,9 +158,7 @@ class RowGroups(Product):
         b_s = elements.at("b_s", one, columns // BLOCK, steps)[0].T
         b = dequantise_rows(elements.at("b_q", one, columns, depth)[0], b_s)
         if self.masked:
-            a = dequantise_rows(
-                elements.at("a_q", one, rows, depth)[0], elements.at("a_s", one, steps, rows)[0]
-            )
+            a = dequantise_rows(elements.at("a_q", one, rows, depth)[0], elements.at("a_s", one, steps, rows)[0])
             exact = (a @ b.T)[None]
             return Sample({"c": (one, rows, columns)}, _all_counted(exact))
         rows = rows + int(count[:g].sum())
@@ -253,11 +249,7 @@ class DepthGroups(Product):
         steps = np.arange(count[:g].sum(), count[: g + 1].sum())
         depth = (steps[:, None] * BLOCK + np.arange(BLOCK)).ravel()
         a = dequantise_rows(elements.at("a_q", rows, depth), elements.at("a_s", steps, rows))
-        b_s = (
-            elements.at("b_s", columns // BLOCK, steps).T
-            if self.mixed
-            else elements.at("b_s", steps, columns)
-        )
+        b_s = elements.at("b_s", columns // BLOCK, steps).T if self.mixed else elements.at("b_s", steps, columns)
         b = dequantise_rows(elements.at("b_q", columns, depth), b_s)
         return Sample({"c": (np.array([g]), rows, columns)}, {"exact": {"c": (a @ b.T)[None]}})
 

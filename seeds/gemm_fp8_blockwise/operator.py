@@ -109,11 +109,7 @@ class BlockwiseGemm(Product):
         a_s = elements.at("a_s", steps, rows)
         a = dequantise_rows(elements.at("a_q", rows, depth), a_s)
         b_q = elements.at("b_q", columns, depth)
-        b_s = (
-            elements.at("b_s", steps, columns)
-            if self.columns
-            else elements.at("b_s", columns // BLOCK, steps).T
-        )
+        b_s = elements.at("b_s", steps, columns) if self.columns else elements.at("b_s", columns // BLOCK, steps).T
         exact = a @ dequantise_rows(b_q, b_s).T
         return Sample({"c": (rows, columns)}, {"exact": {"c": exact}})
 
@@ -217,17 +213,11 @@ def operators() -> dict[str, Operators]:
         "fp8_small": replace(block, name="fp8_small", overrides=FP8_SMALL[0], points=FP8_SMALL[1:]),
     }
     products = {
-        "gemm_nt": BlockwiseGemm(
-            f"{family}/gemm_nt", 0, gemm_suites(), {**_seeds("pointer", "fp8_block"), **few}
-        ),
-        "gemm_nt_rows": BlockwiseGemm(
-            f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("pointer", "fp8_block")
-        ),
+        "gemm_nt": BlockwiseGemm(f"{family}/gemm_nt", 0, gemm_suites(), {**_seeds("pointer", "fp8_block"), **few}),
+        "gemm_nt_rows": BlockwiseGemm(f"{family}/gemm_nt_rows", 1, wgrad_suites(), _seeds("pointer", "fp8_block")),
     }
     quantisers = {
-        recipe: Quantiser(
-            f"{family}/{recipe}", shape, matrix_suites(few_rows=shape == "rows"), _seeds(*kernels)
-        )
+        recipe: Quantiser(f"{family}/{recipe}", shape, matrix_suites(few_rows=shape == "rows"), _seeds(*kernels))
         for recipe, shape, kernels in (
             ("quant_1x128", "rows", ("quant_rows",)),
             ("quant_128x128", "blocks", ("quant_blocks",)),

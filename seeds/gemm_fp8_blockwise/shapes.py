@@ -58,9 +58,7 @@ def primus84() -> tuple[Workload, ...]:
     """
     found: list[Workload] = []
     for model, tokens, hidden, inner, heads, kv_heads in MODELS:
-        layers = (
-            ((heads + 2 * kv_heads) * HEAD_DIM, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner),
-        )  # fmt: skip
+        layers = (((heads + 2 * kv_heads) * HEAD_DIM, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner))
         for batch in BATCHES:
             for n, k in layers:
                 dims = {"M": tokens * batch, "N": n, "K": k}
@@ -116,9 +114,7 @@ def matrix_suites(*, few_rows: bool = False) -> Mapping[str, Suite]:
     suites = _suites((check,), matrices)
     if not few_rows:
         return suites
-    decode = Suite(
-        "decode", matrices(gemm_suites()["decode"].workloads), (_matrix("check/few", 20, 640), check)
-    )
+    decode = Suite("decode", matrices(gemm_suites()["decode"].workloads), (_matrix("check/few", 20, 640), check))
     return MappingProxyType({**suites, "decode": decode})
 
 
@@ -146,23 +142,32 @@ def _rows(most: int, wgs: int, kb: int, split: int, cn: int = 1, ctas: int = 1) 
 
 
 FP8_ROWS: tuple[Mapping[str, object], ...] = (
-    _rows(32, 1, 4, 1), _rows(64, 1, 2, 1, ctas=2), _rows(64, 1, 2, 2), _rows(64, 1, 2, 4),
-    _rows(128, 1, 1, 2, ctas=2), _rows(128, 1, 2, 4, cn=2), _rows(128, 2, 2, 4), _rows(256, 1, 1, 4),
+    _rows(32, 1, 4, 1),
+    _rows(64, 1, 2, 1, ctas=2),
+    _rows(64, 1, 2, 2),
+    _rows(64, 1, 2, 4),
+    _rows(128, 1, 1, 2, ctas=2),
+    _rows(128, 1, 2, 4, cn=2),
+    _rows(128, 2, 2, 4),
+    _rows(256, 1, 1, 4),
     _rows(256, 2, 1, 2),
-)  # fmt: skip
+)
 
 
 def _tile(wgs: int, wn: int, stages: int, share: str = "none") -> Mapping[str, object]:
     creg, preg = (232, 40) if wgs == 1 else (240, 24)
-    return {
-        "WGS": wgs, "WAVES": "one", "WN": wn, "STAGES": stages, "SHARE": share, "CREG": creg, "PREG": preg,
-    }  # fmt: skip
+    return {"WGS": wgs, "WAVES": "one", "WN": wn, "STAGES": stages, "SHARE": share, "CREG": creg, "PREG": preg}
 
 
 FP8_SMALL: tuple[Mapping[str, object], ...] = (
-    _tile(1, 128, 8), _tile(1, 160, 7), _tile(2, 128, 6), _tile(2, 160, 5), _tile(2, 192, 5), _tile(1, 64, 13),
+    _tile(1, 128, 8),
+    _tile(1, 160, 7),
+    _tile(2, 128, 6),
+    _tile(2, 160, 5),
+    _tile(2, 192, 5),
+    _tile(1, 64, 13),
     _tile(1, 96, 10),
-)  # fmt: skip
+)
 """Of ``fp8_block``: tiles for each multiprocessor, however few rows and columns there are."""
 
 FP8_GROUPED: tuple[Mapping[str, object], ...] = (

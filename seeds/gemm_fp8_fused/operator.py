@@ -83,9 +83,7 @@ class FusedFp8Gemm(Product):
         m, n, k = self.dims(workload)
         rng = np.random.default_rng([seed, *kind.encode()])
         a = shaped.values(rng, kind, (m, k), 1, self.group, seed)
-        w = shaped.values(
-            rng, kind, (k, n), 0, self.group, seed, first=False, free=shaped.SCALED_COLUMNS, larger=7.0
-        )
+        w = shaped.values(rng, kind, (k, n), 0, self.group, seed, first=False, free=shaped.SCALED_COLUMNS, larger=7.0)
         q, scale = shaped.quantise_weights(w, self.group)
         return {"a": a.astype(ml_dtypes.bfloat16), "w": q, "sw": scale}
 
@@ -183,9 +181,14 @@ def _kernels(group: int) -> dict[str, SeedKernel]:
     # What one writes by hand first: quantise a row block once, keep it in VMEM, loop over large row tiles. With
     # small groups its straight-line code is too long for the compiler.
     by_hand = {
-        "placement": "cached", "block_m": 1024, "block_n": 512, "block_k": 4096, "sub_m": 512, "sub_n": 512,
+        "placement": "cached",
+        "block_m": 1024,
+        "block_n": 512,
+        "block_k": 4096,
+        "sub_m": 512,
+        "sub_n": 512,
         "row_unroll": 1,
-    }  # fmt: skip
+    }
     cached = {"cached": SeedKernel("cached", source("fused"), by_hand)} if group >= 512 else {}
     return {
         "fused": SeedKernel("fused", source("fused")),

@@ -140,9 +140,7 @@ def results(*leading: int, columns: int) -> tuple[TensorSpec, ...]:
 
 def accumulator_gate(counted: str = "") -> AgreementGate:
     """Codes and exponents of the float64 product, but for what an accumulator such as Hopper's turns."""
-    return AgreementGate(
-        "accumulator", "mx", ("d", "d_s"), LEAST_EQUAL, counted, "turned", scaled=(("d", "d_s"),)
-    )
+    return AgreementGate("accumulator", "mx", ("d", "d_s"), LEAST_EQUAL, counted, "turned", scaled=(("d", "d_s"),))
 
 
 @dataclass(frozen=True)

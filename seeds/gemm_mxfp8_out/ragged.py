@@ -165,9 +165,7 @@ class KGroupedGemm(MxProduct):
         """``mx`` of two groups, an empty one where there is one, at rows crossing whole blocks of columns."""
         m, n, _ = self.dims(workload)
         count = elements.at("count", np.arange(self.groups))
-        some = np.unique(
-            [int(rng.choice(np.flatnonzero(count == count.min()))), int(rng.integers(self.groups))]
-        )
+        some = np.unique([int(rng.choice(np.flatnonzero(count == count.min()))), int(rng.integers(self.groups))])
         rows = spread_picks(m, SAMPLED_ROWS, rng)
         blocks, columns = shared.picked_columns(n, len(rows), rng)
         sums = Sums.empty(len(some), len(rows), len(columns))

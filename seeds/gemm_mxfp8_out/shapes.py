@@ -11,18 +11,24 @@ ALIGNED = 128
 """Rows of every group are a multiple of this."""
 
 MOTIF = (
-    (1, 7168, 2048), (128, 7168, 2048), (256, 7168, 2048), (4096, 7168, 2048), (128, 4096, 7168), (256, 4096, 7168),
-)  # fmt: skip
+    (1, 7168, 2048),
+    (128, 7168, 2048),
+    (256, 7168, 2048),
+    (4096, 7168, 2048),
+    (128, 4096, 7168),
+    (256, 4096, 7168),
+)
 MOTIF_GROUPED = (
-    (4, 8192, 7168, 2048), (8, 4096, 7168, 2048), (4, 8192, 4096, 7168), (8, 4096, 4096, 7168),
+    (4, 8192, 7168, 2048),
+    (8, 4096, 7168, 2048),
+    (4, 8192, 4096, 7168),
+    (8, 4096, 4096, 7168),
     (48, 1280, 1280, 4096),
-)  # fmt: skip
+)
 """(groups, expected rows of a group, N, K)."""
 
 DEEPGEMM_M = (1, 128, 4096)
-DEEPGEMM_NK = (
-    (2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048),
-)  # fmt: skip
+DEEPGEMM_NK = ((2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 DEEPGEMM_GROUPS = ((4, 8192), (8, 4096))
 MASKED_ROWS = 4096
 """What every group has room for; its count says how many rows it has."""
@@ -31,9 +37,13 @@ MASKED_GROUPS = ((32, 192), (6, 1024), (32, 20), (6, 20))
 """(groups, expected rows of a group)."""
 
 K_GROUPED = (
-    (4, 4096, 7168, 8192), (4, 7168, 2048, 8192), (8, 4096, 7168, 4096), (8, 7168, 2048, 4096),
-    (16, 4096, 7168, 2048), (16, 7168, 2048, 2048),
-)  # fmt: skip
+    (4, 4096, 7168, 8192),
+    (4, 7168, 2048, 8192),
+    (8, 4096, 7168, 4096),
+    (8, 7168, 2048, 4096),
+    (16, 4096, 7168, 2048),
+    (16, 7168, 2048, 2048),
+)
 """(groups, M, N, expected depth of a group)."""
 
 LEAST, MOST = 0.7, 1.3
@@ -70,18 +80,13 @@ def grouped_suites() -> dict[int, Mapping[str, Suite]]:
         shapes = [_grouped(groups, expected, n, k) for n, k in DEEPGEMM_GROUPED_NK]
         found[groups]["deepgemm-grouped"] = shapes
     check = (gemm(384, 256, 384, "check/"),)
-    return {
-        groups: suites_of({**lists, "tiny": [gemm(256, 128, 128)]}, check) for groups, lists in found.items()
-    }
+    return {groups: suites_of({**lists, "tiny": [gemm(256, 128, 128)]}, check) for groups, lists in found.items()}
 
 
 def masked_suites() -> Mapping[str, Suite]:
     """``deepgemm-masked`` and ``tiny``; M is the room of a group."""
     check = (gemm(160, 160, 256, "check/"),)
-    lists = {
-        "deepgemm-masked": [gemm(MASKED_ROWS, n, k) for n, k in DEEPGEMM_GROUPED_NK],
-        "tiny": [gemm(64, 128, 128)],
-    }
+    lists = {"deepgemm-masked": [gemm(MASKED_ROWS, n, k) for n, k in DEEPGEMM_GROUPED_NK], "tiny": [gemm(64, 128, 128)]}
     return suites_of(lists, check)
 
 

@@ -164,9 +164,7 @@ class GroupedProduct:
         if self.recipe.rows:
             axis = 1 if self.recipe.phase == "fwd" else 2
             width = self._block(workload, (groups, k, n)[axis])
-            rhs = shaped.values(
-                rng, kind, (groups, k, n), axis, width, seed, first=False, free=FREE_BLOCK, larger=7.0
-            )
+            rhs = shaped.values(rng, kind, (groups, k, n), axis, width, seed, first=False, free=FREE_BLOCK, larger=7.0)
             made |= self._quantised_matrices(rhs, axis, workload)
         return {**made, "sizes": draw_sizes(rng, m, groups, kind)}
 
@@ -183,9 +181,7 @@ class GroupedProduct:
         """Float64 references: ``exact`` over the dequantised operands, ``field`` over the unquantised ones."""
         sizes, name = inputs["sizes"], _NAMES[self.recipe.phase][1]
         operands = [name for name in ("lhs", "grad") if name in inputs]
-        (first, *others), steps = zip(
-            *(self._as_codes(name, inputs[name], workload) for name in operands), strict=True
-        )
+        (first, *others), steps = zip(*(self._as_codes(name, inputs[name], workload) for name in operands), strict=True)
         raw, *fields = (inputs[name].astype(np.float64) for name in operands)
         second = others[0] if others else self._matrices(inputs)
 
@@ -209,11 +205,7 @@ class GroupedProduct:
         name = _NAMES[self.recipe.phase][1]
         if not self.recipe.rows:
             groups, down, across = where[name]
-            part = {
-                "lhs": inputs["lhs"][:, down],
-                "grad": inputs["grad"][:, across],
-                "sizes": inputs["sizes"],
-            }
+            part = {"lhs": inputs["lhs"][:, down], "grad": inputs["grad"][:, across], "sizes": inputs["sizes"]}
             found = self.oracle(workload, part)
             return {reference: {name: arrays[name][groups]} for reference, arrays in found.items()}
         rows, columns = where[name]
@@ -263,18 +255,14 @@ class GroupedProduct:
         return self.recipe.group or self._contracted(workload)[0]
 
     def _block(self, workload: Workload, axis_size: int) -> int:
-        return (self.recipe.group if not self.recipe.rows else self._width(workload)) or min(
-            FREE_BLOCK, axis_size
-        )
+        return (self.recipe.group if not self.recipe.rows else self._width(workload)) or min(FREE_BLOCK, axis_size)
 
     def _quantised_matrices(self, rhs: np.ndarray, axis: int, workload: Workload) -> Arrays:
         """``rhs`` [G,K,N] float32 as the kernel gets it, contracted along ``axis``."""
         if not self.recipe.quantised:
             return {"rhs": rhs.astype(ml_dtypes.bfloat16)}
         along = rhs if axis == 1 else rhs.swapaxes(1, 2)
-        codes, scales = shaped.quantise_weights(
-            along, self._width(workload), bf16_scales=self.recipe.bf16_scales
-        )
+        codes, scales = shaped.quantise_weights(along, self._width(workload), bf16_scales=self.recipe.bf16_scales)
         codes = codes if axis == 1 else codes.swapaxes(1, 2)
         return {"rhs": np.ascontiguousarray(codes), "scales": np.ascontiguousarray(scales)}
 
@@ -308,9 +296,7 @@ def _over_rows(rows: np.ndarray, matrices: np.ndarray, sizes: np.ndarray) -> np.
 def _over_columns(lhs: np.ndarray, grad: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """[M, K] and [M, N] -> [G, K, N]: the product over the rows of each group."""
     ends = np.cumsum(sizes)
-    return np.stack(
-        [lhs[end - size : end].T @ grad[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    )
+    return np.stack([lhs[end - size : end].T @ grad[end - size : end] for end, size in zip(ends, sizes, strict=True)])
 
 
 def kernel_source(name: str, recipe: Recipe) -> str:

@@ -56,10 +56,14 @@ class Recipe:
     def numbers(self) -> Mapping[str, int]:
         """Names in the constraints of the family's kernels, and what stands for them in this recipe."""
         return {
-            "scale_width": self.group or 0, "is_full": int(self.full), "is_quantised": int(self.quantised),
-            "x_quantised": int(self.quantise_x), "y_quantised": int(self.quantise_y),
-            "is_transposed": int(self.phase == "dlhs"), "rounds_scales": int(self.bf16_scales),
-        }  # fmt: skip
+            "scale_width": self.group or 0,
+            "is_full": int(self.full),
+            "is_quantised": int(self.quantised),
+            "x_quantised": int(self.quantise_x),
+            "y_quantised": int(self.quantise_y),
+            "is_transposed": int(self.phase == "dlhs"),
+            "rounds_scales": int(self.bf16_scales),
+        }
 
     def source_constants(self) -> Mapping[str, object]:
         """Module constants of a kernel's source that this recipe sets."""

@@ -27,16 +27,7 @@ from tilewright.seeds.gemm_fp8_blockwise.contract import (
     usual_sizes,
 )
 from tilewright.seeds.inlined import inlined
-from tilewright.seeds.operator import (
-    Arrays,
-    BitExactGate,
-    Gate,
-    SeedKernel,
-    SnrGate,
-    Suite,
-    TensorSpec,
-    Workload,
-)
+from tilewright.seeds.operator import Arrays, BitExactGate, Gate, SeedKernel, SnrGate, Suite, TensorSpec, Workload
 from tilewright.seeds.sampled import TABLE, Elements, Sample, members, normal_table, spread_picks
 from tilewright.seeds.shaped import Product, Shaped, gemm, matrix, suites_of
 
@@ -159,10 +150,7 @@ class GridGemm(Product):
         found = []
         for name, rows in (("a", m), ("b", n)):
             grid = (-(-rows // self.edge), -(-k // self.edge))
-            found += [
-                TensorSpec(f"{name}_q", (rows, k), "float8_e4m3fn"),
-                TensorSpec(f"{name}_s", grid, "float32"),
-            ]
+            found += [TensorSpec(f"{name}_q", (rows, k), "float8_e4m3fn"), TensorSpec(f"{name}_s", grid, "float32")]
         return tuple(found)
 
     def make_inputs(self, workload: Workload, seed: int, kind: str) -> Arrays:

@@ -52,9 +52,7 @@ class PagedDecode:
     def suites(self) -> Mapping[str, Suite]:
         """``quick``: 8 sequences of up to 1024 tokens of Llama-3.1-8B, ends at 32 of up to 2048."""
         check = (_workload(5, 8, 2, 128, 16, 8), _workload(3, 12, 1, 128, 16, 16))
-        quick = Suite(
-            "quick", (_workload(8, 32, 8, 128, 16, 64),), check, (_workload(32, 32, 8, 128, 16, 128),)
-        )
+        quick = Suite("quick", (_workload(8, 32, 8, 128, 16, 64),), check, (_workload(32, 32, 8, 128, 16, 128),))
         return {"quick": quick, "tiny": Suite("tiny", check[:1], check[1:])}
 
     @cached_property

@@ -102,9 +102,7 @@ class Cluster:
             return ActorDiedError()
         if fault == "task":
             return RayTaskError("evaluate", "a bug", ValueError("a bug"))
-        reason = {"scratch": "OSError: [Errno 28] No space left on device", "device": "the station is gone"}[
-            fault
-        ]
+        reason = {"scratch": "OSError: [Errno 28] No space left on device", "device": "the station is gone"}[fault]
         return _infra(reason)
 
     # -- as the module ``ray`` ---------------------------------------------------------------------

@@ -206,17 +206,21 @@ FAULTS = (
     Fault("worker: actor killed", in_pool("dies")),
     Fault("worker: every actor killed at once", in_pool("all die")),
     Fault("worker: an actor killed by each job's first try", in_pool("dies", everywhere=True)),
-    Fault("worker: does not answer", in_pool("hangs")), Fault("worker: a bug in it", in_pool("task")),
+    Fault("worker: does not answer", in_pool("hangs")),
+    Fault("worker: a bug in it", in_pool("task")),
     Fault("worker: scratch disk full", in_pool("scratch")),
     Fault("node: lost with its workers, for good", in_pool("node lost", everywhere=True)),
     Fault("device: fell off, twice", in_pool("device", "device")),
     Fault("device: falls off at every try", in_pool("device", "device", "device"), (Verdict.INFRA_ERROR,)),
-    Fault("driver: SIGKILL at random moments", killed), Fault("disk: full at every tenth row", disk_full),
-    Fault("journal: torn at its tail", torn), Fault("journal: held by a backup", locked),
-    Fault("clock: set back an hour, twice", clock_back), Fault("clock: suspended for days", monotonic_clock),
+    Fault("driver: SIGKILL at random moments", killed),
+    Fault("disk: full at every tenth row", disk_full),
+    Fault("journal: torn at its tail", torn),
+    Fault("journal: held by a backup", locked),
+    Fault("clock: set back an hour, twice", clock_back),
+    Fault("clock: suspended for days", monotonic_clock),
     Fault("MLflow: down for the whole campaign", mlflow_down),
     Fault("MLflow: its mirror dies at birth", mirror_killed),
-)  # fmt: skip
+)
 
 
 def differences(fault: Fault, found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

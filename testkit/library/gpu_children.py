@@ -17,9 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-SHAPES = (
-    (1024, 4096, 4096), (256, 512, 1024), (128, 2048, 512), (512, 384, 768), (384, 1024, 128), (1100, 512, 384),
-)  # fmt: skip
+SHAPES = ((1024, 4096, 4096), (256, 512, 1024), (128, 2048, 512), (512, 384, 768), (384, 1024, 128), (1100, 512, 384))
 
 
 def operands(m: int, n: int, k: int, device: str = "cuda", seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -167,9 +165,7 @@ def modules() -> dict[str, Any]:
     from torch.utils.checkpoint import checkpoint
 
     torch.manual_seed(0)
-    plain = torch.nn.Sequential(
-        torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)
-    ).cuda()
+    plain = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)).cuda()
     copy = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256)).cuda()
     copy.load_state_dict(plain.state_dict())
     model = convert(copy, only_faster=False)
@@ -370,9 +366,12 @@ def storm() -> dict[str, Any]:
             resident = int(file.read().split()[1]) * 4096
         marks.append((resident, min(held)))
     return {
-        "wrong": wrong[:: len(wrong) // 8 + 1], "errors": errors[:3], "calls": 2 * (calls // threads) * threads,
-        "seconds": time.perf_counter() - began, "growth_bytes": [b - a for a, b in zip(*marks, strict=True)],
-    }  # fmt: skip
+        "wrong": wrong[:: len(wrong) // 8 + 1],
+        "errors": errors[:3],
+        "calls": 2 * (calls // threads) * threads,
+        "seconds": time.perf_counter() - began,
+        "growth_bytes": [b - a for a, b in zip(*marks, strict=True)],
+    }
 
 
 def loaded() -> dict[str, Any]:

@@ -39,9 +39,7 @@ def sharded(a: jax.Array, w: jax.Array, w_q: jax.Array, sw: jax.Array, dy: jax.A
             return da, jax.lax.psum(dw.astype(jnp.float32), "rows")
 
         specs = (rows, whole, rows)
-        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(rows, whole), check_vma=False)(
-            a, w, dy
-        )
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(rows, whole), check_vma=False)(a, w, dy)
 
     alone = library.gemm_fp8_fused(a, w_q, sw)
     da, dw = gradients(a, w, dy)
@@ -82,20 +80,23 @@ def main() -> None:
             refused.append(str(error))
     more: dict[str, object] = {}
     if "devices" in sys.argv[1:]:
-        jitted = jax.jit(
-            jax.grad(lambda a: jnp.sum(library.gemm_fp8_fused(a, w_q, sw, interpret=True) * dy))
-        )(a)
+        jitted = jax.jit(jax.grad(lambda a: jnp.sum(library.gemm_fp8_fused(a, w_q, sw, interpret=True) * dy)))(a)
         more["jitted"] = snr(jitted, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T)
         more["sharded"] = sharded(a, w, w_q, sw, dy)
     generated = checks.check(Path(os.environ["VERSION"]), "tpu7x", {"M": 256, "N": 512, "K": 4096}, "spread")
     found = {
-        "generated": generated, "interpreted": snr(interpreted, reference), "here": snr(here, reference),
-        "warnings": [str(c.message) for c in caught if "Fallback" in c.category.__name__], "y": snr(y, product),
+        "generated": generated,
+        "interpreted": snr(interpreted, reference),
+        "here": snr(here, reference),
+        "warnings": [str(c.message) for c in caught if "Fallback" in c.category.__name__],
+        "y": snr(y, product),
         "da": snr(da, np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
         "dw": snr(dw, np.asarray(a, np.float64).T @ np.asarray(dy, np.float64)),
-        "fused_da": snr(pull_fused(dy)[0], np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T), **more,
-        "refused": refused, "modules": [name for name in ("torch", "evolve", "seeds") if name in sys.modules],
-    }  # fmt: skip
+        "fused_da": snr(pull_fused(dy)[0], np.asarray(dy, np.float64) @ np.asarray(w, np.float64).T),
+        **more,
+        "refused": refused,
+        "modules": [name for name in ("torch", "evolve", "seeds") if name in sys.modules],
+    }
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -39,9 +39,7 @@ class _Shape:
 class MemoryPlan:
     """One operator at one shape, on addresses."""
 
-    def __init__(
-        self, operator: str, dims: Sequence[int], scratch: bool = True, rows: int | None = None
-    ) -> None:
+    def __init__(self, operator: str, dims: Sequence[int], scratch: bool = True, rows: int | None = None) -> None:
         self.operator, self.plan = operator, _Shape(operator, dims, scratch)
         self._missing = 0
         if rows is not None:
@@ -96,9 +94,7 @@ class MemoryLauncher:
         """As ``torch_launch.Launcher.verified``: rows up to which one operator serves a layer."""
         return self.rows
 
-    def serve(
-        self, operator: str, dims: tuple[int, ...], *rest: Any
-    ) -> Served:  # the last: rows that are there
+    def serve(self, operator: str, dims: tuple[int, ...], *rest: Any) -> Served:  # the last: rows that are there
         """As ``torch_launch.Launcher.serve``."""
         name = operator.removeprefix(f"{FAMILY}/")
         reference = REFERENCES[operator]

@@ -12,10 +12,16 @@ from tilewright.seeds.catalogue import load_operator
 
 
 def put(
-    writer: LibraryWriter, operator: str, seed: str, shapes: tuple[tuple[int, ...], ...], *,
-    serves: str = store.INTERPRET, target: str = "interpreter", params: Mapping[str, Any] | None = None,
+    writer: LibraryWriter,
+    operator: str,
+    seed: str,
+    shapes: tuple[tuple[int, ...], ...],
+    *,
+    serves: str = store.INTERPRET,
+    target: str = "interpreter",
+    params: Mapping[str, Any] | None = None,
     toolchain: Mapping[str, tuple[str, str]] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """A version that serves ``operator`` with a seed kernel near ``shapes``; its id."""
     known = load_operator(operator)
     source = known.kernels[seed].source
@@ -35,20 +41,11 @@ def put(
         "reach": 8.0,
         "kernels": {seed: kernel},
         "regions": [
-            {
-                "workload": "x".join(map(str, shape)),
-                "dims": dict(zip(names, shape, strict=True)),
-                "kernel": seed,
-            }
+            {"workload": "x".join(map(str, shape)), "dims": dict(zip(names, shape, strict=True)), "kernel": seed}
             for shape in shapes
         ],
     }
-    dispatch = {
-        "format": store.FORMAT,
-        "operator": operator,
-        "dimensions": list(names),
-        "targets": {target: entry},
-    }
+    dispatch = {"format": store.FORMAT, "operator": operator, "dimensions": list(names), "targets": {target: entry}}
     if (operands := fitted_operands(known, names)) is not None:
         dispatch["operands"] = operands.data()
     files = {**files, store.DISPATCH: json.dumps(dispatch).encode()}

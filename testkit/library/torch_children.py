@@ -50,9 +50,12 @@ def numbers() -> dict[str, Any]:
     return {
         "snr": [snr(a, b) for a, b in zip(ours, theirs, strict=True)],
         "same": all(bool((a == b).all()) for a, b in zip(ours, again, strict=True)),
-        "inference": snr(inference, theirs[0]), "shapes": [list(t.shape) for t in ours],
-        "only_x": bool((only == ours[1]).all()), "warnings": messages, "later": more,
-    }  # fmt: skip
+        "inference": snr(inference, theirs[0]),
+        "shapes": [list(t.shape) for t in ours],
+        "only_x": bool((only == ours[1]).all()),
+        "warnings": messages,
+        "later": more,
+    }
 
 
 def compiled() -> dict[str, Any]:
@@ -67,9 +70,7 @@ def compiled() -> dict[str, Any]:
 
     fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
     eager, traced = step(layer, x, w, dy), step(fast, x, w, dy)
-    odd, messages = warned(
-        lambda: torch.compile(layer, fullgraph=True, backend="aot_eager")(x[:, :96], w[:, :96])
-    )
+    odd, messages = warned(lambda: torch.compile(layer, fullgraph=True, backend="aot_eager")(x[:, :96], w[:, :96]))
     pair = torch.compile(
         lambda x, w: gemm_fp8_blockwise(x, w) + gemm_fp8_blockwise(x, torch.cat([w, w]))[:, 128:],
         fullgraph=True,
@@ -131,9 +132,7 @@ def modules() -> dict[str, Any]:
 
     return {
         "autocast": snr(found, wanted),
-        "state": [
-            bool(torch.equal(a, b)) for a, b in zip(back.parameters(), plain.parameters(), strict=True)
-        ],
+        "state": [bool(torch.equal(a, b)) for a, b in zip(back.parameters(), plain.parameters(), strict=True)],
         "keys": list(model.state_dict()) == list(plain.state_dict()),
         "checkpointed": bool(torch.equal(found, again)),
         "gradients": gradients,
@@ -179,9 +178,7 @@ def _model(kind: str) -> torch.nn.Module:
     elif kind == "frozen":
         body[0].weight.requires_grad_(False)
     elif kind == "narrow":
-        return torch.nn.Sequential(
-            torch.nn.Linear(128, 64), torch.nn.Linear(64, 192), torch.nn.Linear(192, 128)
-        )
+        return torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.Linear(64, 192), torch.nn.Linear(192, 128))
     return body
 
 
@@ -191,8 +188,18 @@ def odd_models() -> dict[str, Any]:
     from torch.nn.utils import prune
 
     found = {}
-    kinds = ("shared layer", "tied weight", "adapter", "hooks", "replaced forward", "weight norm", "pruned", "frozen",
-             "narrow", "pruned afterwards")  # fmt: skip
+    kinds = (
+        "shared layer",
+        "tied weight",
+        "adapter",
+        "hooks",
+        "replaced forward",
+        "weight norm",
+        "pruned",
+        "frozen",
+        "narrow",
+        "pruned afterwards",
+    )
     for kind in kinds:
         torch.manual_seed(4)
         plain = _model(kind).bfloat16()
@@ -243,9 +250,12 @@ def fallbacks() -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             refused.append(str(error))
     return {
-        "equal": bool((odd == F.linear(x, w)).all()), "empty": list(empty.shape), "warnings": messages,
-        "again": again, "refused": refused,
-    }  # fmt: skip
+        "equal": bool((odd == F.linear(x, w)).all()),
+        "empty": list(empty.shape),
+        "warnings": messages,
+        "again": again,
+        "refused": refused,
+    }
 
 
 def damaged() -> dict[str, Any]:

@@ -43,16 +43,12 @@ def gate_failures(cases: Sequence[Case], target: Target, seed: int = 1) -> dict[
     """
     operators = {name: load_operator(name) for name in {case.operator for case in cases}}
     truths = {
-        (case.operator, case.workloads): Truth(
-            operators[case.operator], most=len(operators[case.operator].input_kinds)
-        )
+        (case.operator, case.workloads): Truth(operators[case.operator], most=len(operators[case.operator].input_kinds))
         for case in cases
     }
     station = LocalStation(target.gpu)
     failures: dict[str, str] = {}
-    processes = min(
-        16, len(os.sched_getaffinity(0))
-    )  # each imports torch and triton: seconds, and a gigabyte
+    processes = min(16, len(os.sched_getaffinity(0)))  # each imports torch and triton: seconds, and a gigabyte
     cache = tempfile.mkdtemp()
     context = multiprocessing.get_context("spawn")
     try:
@@ -91,8 +87,14 @@ def gate_failures(cases: Sequence[Case], target: Target, seed: int = 1) -> dict[
 def _request(case: Case, operator: Operator, truth: Truth, target: Target, seed: int) -> Request:
     kernel = operator.kernels[case.kernel]
     return Request(
-        operator=operator, truth=truth, target=target, limits=Limits(), seed=seed, measured=case.workloads,
-        checked=case.workloads, source=kernel.source,
+        operator=operator,
+        truth=truth,
+        target=target,
+        limits=Limits(),
+        seed=seed,
+        measured=case.workloads,
+        checked=case.workloads,
+        source=kernel.source,
         params={**read_declarations(kernel.source).defaults, **kernel.overrides, **case.params},
         folder=Path(tempfile.gettempdir()),
-    )  # fmt: skip
+    )

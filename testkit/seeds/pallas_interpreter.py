@@ -22,9 +22,7 @@ def edited(source: str, old: str, new: str) -> str:
     return source.replace(old, new)
 
 
-def interpreted(
-    source: str, params: Mapping[str, Any], operands: Sequence[Any], how: Any = STRICT
-) -> np.ndarray:
+def interpreted(source: str, params: Mapping[str, Any], operands: Sequence[Any], how: Any = STRICT) -> np.ndarray:
     """A kernel's answer on the CPU."""
     # pipelines inside a kernel lay out their buffers for the device at hand
     device = jax.sharding.AbstractDevice(device_kind="TPU7x", num_cores=1, platform="tpu")
@@ -42,9 +40,15 @@ def _built(source: str, params: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def readings(
-    operator: Operator, workload: Workload, source: str, params: Mapping[str, Any], kind: str,
-    *, inputs: Arrays | None = None, how: Any = STRICT,
-) -> dict[str, GateReading]:  # fmt: skip
+    operator: Operator,
+    workload: Workload,
+    source: str,
+    params: Mapping[str, Any],
+    kind: str,
+    *,
+    inputs: Arrays | None = None,
+    how: Any = STRICT,
+) -> dict[str, GateReading]:
     """Gates by name on one draw of inputs, of a kernel at its defaults with ``params``, which must be legal."""
     inputs = inputs or operator.make_inputs(workload, 5, kind)
     space = Space.from_source(source, [{**operator.constants, **workload.dims}])

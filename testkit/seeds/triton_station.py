@@ -21,9 +21,15 @@ def interpreter() -> LocalStation:
 
 
 def objection(
-    station: LocalStation, operator: Operator, workload: Workload, kind: str, *, kernel: str | None = None,
-    source: str | None = None, params: Mapping[str, Any] | None = None,
-) -> str | None:  # fmt: skip
+    station: LocalStation,
+    operator: Operator,
+    workload: Workload,
+    kind: str,
+    *,
+    kernel: str | None = None,
+    source: str | None = None,
+    params: Mapping[str, Any] | None = None,
+) -> str | None:
     """Why a seed, changed or not, does not pass the operator's gates on these inputs; None if it does."""
     seed = operator.kernels[kernel or next(iter(operator.kernels))]
     point = {**read_declarations(seed.source).defaults, **seed.overrides, **(params or {})}

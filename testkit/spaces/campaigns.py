@@ -62,9 +62,8 @@ class Nowhere:
 
 
 def table_campaign(
-    table: Table, seed: int, setting: Setting, earlier: Sequence[EarlierSource] = (),
-    record: Record | None = None,
-) -> Campaign:  # fmt: skip
+    table: Table, seed: int, setting: Setting, earlier: Sequence[EarlierSource] = (), record: Record | None = None
+) -> Campaign:
     """A campaign on a table from a random legal point, or from the best that ``earlier`` campaigns found."""
     archive = Archive(ISLANDS, MIGRATION_INTERVAL)
     records = records_of(earlier, table.space_of)
@@ -79,9 +78,7 @@ def table_campaign(
     start = Start("random", table.random_genome(np.random.default_rng([seed, 1])))
     if leads:
         start, searcher = Start("lead", leads[0]), LeadsFirst(leads[1:], searcher)
-    plan = Plan(
-        [start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False
-    )
+    plan = Plan([start], Budget(evaluations=setting.budget), seed, setting.lag, islands=ISLANDS, must_pass=False)
     evaluator = TableEvaluator(table, setting.lag, setting.noise)
     return Campaign(plan, searcher, archive, evaluator, record or Nowhere())
 

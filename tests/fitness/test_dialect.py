@@ -23,10 +23,7 @@ def test_an_honest_kernel_is_of_the_dialect():
 
 
 def test_cuda_is_for_targets_that_launch():
-    assert [("is not compiled for" in said(BUILD + "CUDA = 'x'\n", of)) for of in ("build", "launch")] == [
-        True,
-        False,
-    ]
+    assert [("is not compiled for" in said(BUILD + "CUDA = 'x'\n", of)) for of in ("build", "launch")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +86,7 @@ def test_plain_code_is_accepted(source):
         (BUILD + "X = (" + "1," * 30000 + ")\n", "syntax nodes"),
         ("X = (" + "1," * 30000 + ")\n", "syntax nodes"),
     ],
-)  # fmt: skip
+)
 def test_an_escape_is_named(source, why):
     assert why in said(source)
 

@@ -115,11 +115,7 @@ def test_a_faint_tile_is_held_to_a_part_of_the_whole():
 def test_what_a_gate_leaves_to_one_element():
     assert allowance(GATE) == Allowance(2.0**-12, 2.0**-16, rounded=True) == allowance(GATE, ROUNDED)
     assert allowance(GATE, 2.0**-8) == Allowance(2.0**-8, 2.0**-8, rounded=True, inexact=True)
-    steady = [
-        allowance(SnrGate("a", "a", 45.0, short=n), least).steady
-        for n in (16, 256)
-        for least in (0.0, INEXACT)
-    ]
+    steady = [allowance(SnrGate("a", "a", 45.0, short=n), least).steady for n in (16, 256) for least in (0.0, INEXACT)]
     assert steady == [0.0, 0.0, 0.0, 7 * 2.0**-11]
     assert allowance(SnrGate("a", "a", 40.0)).rounded and not allowance(SnrGate("a", "a", 39.9)).rounded
     loose = allowance(SnrGate("a", "a", 20.0))
@@ -186,9 +182,7 @@ def test_a_code_that_differs_is_the_next_one(codes, exponents, passes):
     fault = turned_too_far(codes, CODES, ROUNDED, (exponents, EXPONENTS))
     assert (fault is None) is passes
     gate = AgreementGate("some", "mx", ("d", "d_s"), 0.5, scaled=(("d", "d_s"),))
-    readings = read_gates(
-        (gate,), {"d": codes, "d_s": exponents}, {"mx": {"d": CODES, "d_s": EXPONENTS}}, "randn"
-    )
+    readings = read_gates((gate,), {"d": codes, "d_s": exponents}, {"mx": {"d": CODES, "d_s": EXPONENTS}}, "randn")
     assert readings[0].passed is passes and readings[0].value >= 0.5
     if not passes:
         assert failure(readings, (gate,)).startswith("gate some on randn: element [1, ")
@@ -340,9 +334,7 @@ def test_the_largest_number_may_stand_for_what_is_larger_and_no_other():
     assert elements.finite(*whole) == whole
 
 
-@pytest.mark.parametrize(
-    ("dtype", "passes"), [(np.float32, True), (ml_dtypes.bfloat16, True), (np.float16, False)]
-)
+@pytest.mark.parametrize(("dtype", "passes"), [(np.float32, True), (ml_dtypes.bfloat16, True), (np.float16, False)])
 def test_what_is_no_normal_number_may_be_taken_for_zero_where_devices_do(dtype, passes):
     least = float(ml_dtypes.finfo(dtype).tiny)
     wanted = np.random.default_rng(3).uniform(0.5, 1.0, (64, 64)) * least * 2
@@ -374,7 +366,7 @@ TWO_WAYS = {
     "by row": lambda wanted, rng: np.broadcast_to(rng.choice((-1.0, 1.0), (len(wanted), 1)), wanted.shape),
     "by column": lambda wanted, rng: np.broadcast_to(rng.choice((-1.0, 1.0), wanted.shape[1]), wanted.shape),
     "by row, away from zero": lambda wanted, rng: rng.choice((-1.0, 1.0), (len(wanted), 1)) * np.sign(wanted),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("ways", ONE_WAY)
@@ -404,11 +396,7 @@ def test_codes_that_turn_both_ways_pass(ways):
 def test_a_few_codes_that_turn_say_nothing():
     codes, wanted = _turned(21, 4, 1.0, 3, ONE_WAY["up"])
     assert elements.turned_one_way(codes, wanted) is None
-    assert (
-        elements.turned_one_way(codes[:0], wanted[:0])
-        is elements.turned_one_way(codes > 0, wanted > 0)
-        is None
-    )
+    assert elements.turned_one_way(codes[:0], wanted[:0]) is elements.turned_one_way(codes > 0, wanted > 0) is None
     assert elements.turned_one_way(*_turned(22, 4, 1.0, 3, ONE_WAY["up"])) is not None
     pair = (codes.reshape(2, 11, 4) for codes in _turned(22, 4, 1.0, 3, ONE_WAY["up"]))
     assert elements.turned_one_way(*pair) is not None
@@ -428,10 +416,7 @@ def test_errors_of_small_elements_that_go_with_them_are_seen(bits, share, seen):
     output = wanted + share * np.sign(wanted) * slack
     assert erring.sum() == 40
     assert (objection(output, wanted, allowed, slack=slack) is not None) is seen
-    both = (
-        wanted
-        + share * np.random.default_rng(2).permutation(np.resize((-1.0, 1.0), 4096)).reshape(64, 64) * slack
-    )
+    both = wanted + share * np.random.default_rng(2).permutation(np.resize((-1.0, 1.0), 4096)).reshape(64, 64) * slack
     assert objection(both, wanted, allowed, slack=slack) is None
 
 
@@ -445,8 +430,7 @@ def test_where_a_rounding_within_turns_few_elements_are_off(off, seen):
 
 
 @pytest.mark.parametrize(
-    ("off", "passes"),
-    [(0.0, True), (2.0**-17, True), (2.0**-13, False), (-(2.0**-13), False), (2.0**-11, False)],
+    ("off", "passes"), [(0.0, True), (2.0**-17, True), (2.0**-13, False), (-(2.0**-13), False), (2.0**-11, False)]
 )
 def test_where_nothing_is_left_an_answer_is_one_rounding(off, passes):
     exact = np.random.default_rng(4).uniform(1.0, 2.0, (64, 96)) * 1000.0

@@ -13,9 +13,15 @@ def figures(**changes):
 
 def evaluation(**changes):
     fields = {
-        "genome": "g", "target": "tpu7x", "suite": "s", "stage": "measure", "verdict": "ok", "fitness": 10.0,
-        "interval": (9.0, 11.0), "workloads": (figures(),),
-    }  # fmt: skip
+        "genome": "g",
+        "target": "tpu7x",
+        "suite": "s",
+        "stage": "measure",
+        "verdict": "ok",
+        "fitness": 10.0,
+        "interval": (9.0, 11.0),
+        "workloads": (figures(),),
+    }
     return Evaluation(**{**fields, **changes})
 
 

@@ -25,8 +25,12 @@ def test_snr_is_ten_times_the_log_of_the_power_ratio():
     assert snr_db(REFERENCE, REFERENCE) == math.inf
     assert snr_db(np.ones(3), np.zeros(3)) == -math.inf
     assert snr_db(np.zeros(3), np.zeros(3)) == math.inf
-    (edge,) = read_gates((SnrGate("edge", "exact", snr_db(REFERENCE * 1.1, REFERENCE)),), {"c": REFERENCE * 1.1},
-                         {"exact": {"c": REFERENCE}}, "randn")  # fmt: skip
+    (edge,) = read_gates(
+        (SnrGate("edge", "exact", snr_db(REFERENCE * 1.1, REFERENCE)),),
+        {"c": REFERENCE * 1.1},
+        {"exact": {"c": REFERENCE}},
+        "randn",
+    )
     assert edge.passed, "at its bar"
 
 
@@ -115,18 +119,16 @@ def test_the_first_gate_that_failed_is_said():
     assert failure(nan, (low,)) == "gate low on randn: not a number, at least 20 dB needed"
 
 
-@pytest.mark.parametrize(("turned", "db", "bar", "passes"), [
-    (0.0, 44.0, 45.0, False), (0.0, 46.0, 45.0, True), (1e-4, 39.0, 38.8, True), (1e-4, 38.0, 38.8, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turned", "db", "bar", "passes"),
+    [(0.0, 44.0, 45.0, False), (0.0, 46.0, 45.0, True), (1e-4, 39.0, 38.8, True), (1e-4, 38.0, 38.8, False)],
+)
 def test_noise_that_turned_codes_explain_is_not_counted(turned, db, bar, passes):
     gate = SnrGate("g", "exact", 45.0, slack="slack", turned="turned")
     wanted = np.full((32, 32), 3.0)
     error = np.resize((1.0, -1.0), (32, 31)) * 3.0 * 10 ** (-db / 20)
     output = wanted + np.pad(error, ((0, 0), (0, 1)), mode="wrap")
-    allowed = {
-        "slack": {"c": np.full(wanted.shape, 0.15)},
-        "turned": {"c": np.full(wanted.shape, 9 * turned)},
-    }
+    allowed = {"slack": {"c": np.full(wanted.shape, 0.15)}, "turned": {"c": np.full(wanted.shape, 9 * turned)}}
     (found,) = read_gates((gate,), {"c": output}, {"exact": {"c": wanted}, **allowed}, "x")
     assert (found.passed, round(found.bar, 1)) == (passes, bar)
     assert passes or failure([found], (gate,)).endswith(f"{db:.1f} dB, at least {bar:g} dB needed")
@@ -187,9 +189,7 @@ def test_codes_beside_ties_may_be_either_where_scales_are_not_exact():
         x, answers = inputs["x"].astype(np.float32), operator.oracle(workload, inputs)
         scale = np.maximum(np.abs(x).max(1), np.float32(1e-10)) / np.float32(127)
         value, by = x / scale[:, None], x * (1 / scale)[:, None]
-        away, shorter = (
-            np.trunc(v + np.where(v < 0, np.float32(-0.5), np.float32(0.5))) for v in (value, by)
-        )
+        away, shorter = (np.trunc(v + np.where(v < 0, np.float32(-0.5), np.float32(0.5))) for v in (value, by))
         up, far = np.floor(value + np.float32(0.5)), np.trunc(value * 1.02 + np.where(value < 0, -0.5, 0.5))
         for codes, passes in ((away, True), (shorter, True), (up, not ties), (far, False)):
             readings = read_gates(operator.gates, {"o0": codes.astype(np.int8), "o1": scale}, answers, kind)

@@ -6,14 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tilewright.fitness.intervals import (
-    NORMAL_95,
-    Ratio,
-    median_seconds,
-    paired_ratio,
-    relative_error,
-    student_95,
-)
+from tilewright.fitness.intervals import NORMAL_95, Ratio, median_seconds, paired_ratio, relative_error, student_95
 
 
 def test_quantiles_are_those_of_the_tables():
@@ -30,9 +23,7 @@ def test_the_median_is_over_all_calls():
 
 def test_the_error_of_a_median_is_worked_out_from_the_absolute_deviation():
     # median 5; deviations 2 1 0 1 2, their median 1
-    assert relative_error([[3.0, 4.0], [5.0], [6.0, 7.0]]) == pytest.approx(
-        1.25 * 1.4826 * 1 / math.sqrt(5) / 5
-    )
+    assert relative_error([[3.0, 4.0], [5.0], [6.0, 7.0]]) == pytest.approx(1.25 * 1.4826 * 1 / math.sqrt(5) / 5)
     assert relative_error([[1.0, 3.0]]) == pytest.approx(1.25 * 1.4826 / math.sqrt(2) / 2)
     assert relative_error([[2.0]]) == 0.05 and relative_error([[]]) == 0.05
     assert relative_error([[2.0, 2.0, 2.0]]) == 0.0
@@ -69,7 +60,7 @@ def test_one_round_has_no_interval():
 @pytest.mark.parametrize(
     ("over", "under"),
     [({}, {}), ({"a": [[1.0]]}, {"b": [[1.0]]}), ({"a": [[1.0]]}, {}), ({"a": [[1.0], [1.0]]}, {"a": [[1.0]]})],
-)  # fmt: skip
+)
 def test_what_does_not_pair_is_refused(over, under):
     with pytest.raises(ValueError, match=r"same workloads|zip\(\)"):
         paired_ratio(over, under)

@@ -52,14 +52,21 @@ SASS = "".join(
 def test_amd_s_text_is_counted_up_to_its_data():
     found = read_isa(AMD, "", ARCHITECTURES["gfx950"], "kernel", 4, 1024)
     assert found == KernelIsa(
-        name="kernel", warps=4, registers=130, accumulators=16, spilled=3, stack_bytes=12, shared=1024,
-        resident=12, most_resident=32, limit="registers", instructions=11,
-        matrix={
-            "v_mfma_f32_32x32x64_f8f6f4": 2, "v_smfmac_f32_16x16x32_bf16": 1, "v_wmma_f32_16x16x16_f16": 1
-        },
+        name="kernel",
+        warps=4,
+        registers=130,
+        accumulators=16,
+        spilled=3,
+        stack_bytes=12,
+        shared=1024,
+        resident=12,
+        most_resident=32,
+        limit="registers",
+        instructions=11,
+        matrix={"v_mfma_f32_32x32x64_f8f6f4": 2, "v_smfmac_f32_16x16x32_bf16": 1, "v_wmma_f32_16x16x16_f16": 1},
         stores={"buffer_store_dwordx4": 1, "flat_store_byte": 1, "global_store_short": 1},
         loads={"buffer_load_dwordx2": 1},
-    )  # fmt: skip
+    )
     assert found.store_bytes == (16 + 1 + 2) / 3 and found.occupancy == 12 / 32
     data = found.data()
     assert data["store_bytes"] == found.store_bytes and data["occupancy"] == found.occupancy
@@ -68,9 +75,7 @@ def test_amd_s_text_is_counted_up_to_its_data():
     assert read_isa(turned, "", ARCHITECTURES["gfx950"], "kernel", 4, 0).instructions == 12, "code after data"
 
 
-@pytest.mark.parametrize(
-    "field", ["agpr_count", "vgpr_count", "vgpr_spill_count", "private_segment_fixed_size"]
-)
+@pytest.mark.parametrize("field", ["agpr_count", "vgpr_count", "vgpr_spill_count", "private_segment_fixed_size"])
 def test_amd_s_text_must_say_what_it_uses(field):
     with pytest.raises(UnreadableCode, match=f"^the assembler's text has no .{field}$"):
         read_isa(AMD.replace(f".{field}:", ".x:"), "", ARCHITECTURES["gfx950"], "kernel", 4, 0)
@@ -81,8 +86,11 @@ def test_nvidia_s_code_is_counted_with_its_spills_in_words():
     assert (found.registers, found.accumulators, found.stack_bytes) == (168, 0, 32)
     assert found.spilled == 2 + 1 + 4 and found.instructions == 15
     assert found.matrix == {
-        "HGMMA.64x64x16.F32.BF16": 1, "HMMA.16816.F32": 1, "QGMMA.64x64x32.F32.E4M3.E4M3": 1, "UTCQMMA": 1,
-    }  # fmt: skip
+        "HGMMA.64x64x16.F32.BF16": 1,
+        "HMMA.16816.F32": 1,
+        "QGMMA.64x64x32.F32.E4M3.E4M3": 1,
+        "UTCQMMA": 1,
+    }
     assert found.stores == {"STG.E.128": 1, "STG.E.U8": 1, "UTMASTG.2D": 1}
     assert found.loads == {"LDG.E.128": 1, "UTMALDG.2D": 1}
     assert found.store_bytes == (16 + 1) / 2, "a bulk copy has no width"
@@ -114,14 +122,30 @@ def test_a_kernel_has_warps(warps):
 @pytest.mark.parametrize(
     ("name", "width"),
     [
-        ("UTMASTG.2D", 0), ("UBLKCP.S.G", 0), ("STG.E", 4), ("STG.E.64", 8), ("STG.E.128", 16),
-        ("STG.E.U8", 1), ("STG.E.S8", 1), ("STG.E.U16", 2), ("STG.E.S16", 2), ("STL", 4), ("STL.64", 8),
-        ("buffer_store_dword", 4), ("buffer_store_dwordx2", 8), ("global_store_dwordx3", 12),
-        ("global_store_b128", 16), ("global_store_b32", 4), ("global_store_b8", 1), ("global_store_b16", 2),
-        ("buffer_store_byte", 1), ("flat_store_short", 2), ("buffer_store_byte_d16_hi", 1),
+        ("UTMASTG.2D", 0),
+        ("UBLKCP.S.G", 0),
+        ("STG.E", 4),
+        ("STG.E.64", 8),
+        ("STG.E.128", 16),
+        ("STG.E.U8", 1),
+        ("STG.E.S8", 1),
+        ("STG.E.U16", 2),
+        ("STG.E.S16", 2),
+        ("STL", 4),
+        ("STL.64", 8),
+        ("buffer_store_dword", 4),
+        ("buffer_store_dwordx2", 8),
+        ("global_store_dwordx3", 12),
+        ("global_store_b128", 16),
+        ("global_store_b32", 4),
+        ("global_store_b8", 1),
+        ("global_store_b16", 2),
+        ("buffer_store_byte", 1),
+        ("flat_store_short", 2),
+        ("buffer_store_byte_d16_hi", 1),
         ("global_store_block", 2),
     ],
-)  # fmt: skip
+)
 def test_a_store_s_width_is_in_its_name(name, width):
     assert store_width(name) == width
 

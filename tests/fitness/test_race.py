@@ -16,11 +16,16 @@ def figures(kind=FigureKind.MODELLED, errors=(), gbytes=None, **rates):
     errors = dict(zip(rates, errors, strict=False))
     return [
         WorkloadFigures(
-            workload=w, seconds=1 / r, tflops=r, gbytes=gbytes, roofline_fraction=0.5, kind=kind,
+            workload=w,
+            seconds=1 / r,
+            tflops=r,
+            gbytes=gbytes,
+            roofline_fraction=0.5,
+            kind=kind,
             diagnosis={"relative_error": errors[w]} if w in errors else {},
         )
         for w, r in rates.items()
-    ]  # fmt: skip
+    ]
 
 
 def race(*workloads, offset=0.0, half=0.1, bar=100.0, fastest=1e-9):
@@ -34,12 +39,7 @@ def outpaced(held, found, cell=LOW):
 def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known():
     held = Race((Rung(("a",), 0.0, 0.1),), ((LOW, 100.0), (HIGH, 50.0)), {"a": 1e-9})
     assert Race.from_data(json.loads(json.dumps(held.data()))) == held, "it crosses Ray as JSON"
-    assert (held.bar(LOW), held.bar(HIGH), held.bar({}), held.bar({"vmem": "new"})) == (
-        100.0,
-        50.0,
-        50.0,
-        0.0,
-    )
+    assert (held.bar(LOW), held.bar(HIGH), held.bar({}), held.bar({"vmem": "new"})) == (100.0, 50.0, 50.0, 0.0)
     assert outpaced(held, figures(a=90.0)) is not None
     assert outpaced(held, figures(a=91.0)) is None, "its interval reaches the elite"
     assert outpaced(held, figures(a=60.0), HIGH) is None
@@ -47,17 +47,13 @@ def test_the_bar_is_that_of_the_cell_as_far_as_it_is_known():
     assert outpaced(held, figures(a=1.0), {"vmem": "new"}) is None, "a cell that nobody holds"
     best = Race(held.rungs, held.cells, {"a": 1e-9}, 100.0)
     assert best.bar({"vmem": "new"}) == 25.0 and best.bar(LOW) == 100.0
-    assert outpaced(best, figures(a=20.0), {"vmem": "new"}) is not None, (
-        "a new cell is not for what is hopeless"
-    )
+    assert outpaced(best, figures(a=20.0), {"vmem": "new"}) is not None, "a new cell is not for what is hopeless"
     assert outpaced(best, figures(a=30.0), {"vmem": "new"}) is None
     leads = Race(held.rungs, held.cells, {"a": 1 / 40.0})
     assert outpaced(leads, figures(a=41.0), {}) is None, "the fastest on a workload"
     found = outpaced(leads, figures(a=39.0), {})
     assert found.projected == pytest.approx(39.0)
-    assert str(found) == (
-        "by 1 workloads 0.780 (0.706 to 0.862) of the 50 TFLOP/s to beat; not measured on the rest"
-    )
+    assert str(found) == ("by 1 workloads 0.780 (0.706 to 0.862) of the 50 TFLOP/s to beat; not measured on the rest")
 
 
 def test_a_cell_of_several_descriptors_is_met_by_all_of_them():

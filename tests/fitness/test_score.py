@@ -18,9 +18,12 @@ DIMS = Workload("w", {"M": 4, "N": 8, "K": 16})
 def operator(flops=1000, size=500, inputs=("bfloat16",), constants=(), **more):
     specs = tuple(TensorSpec(str(n), (1,), dtype) for n, dtype in enumerate(inputs))
     return SimpleNamespace(
-        flops=lambda workload: flops, bytes=lambda workload: size, inputs=lambda workload: specs,
-        constants=dict(constants), **more,
-    )  # fmt: skip
+        flops=lambda workload: flops,
+        bytes=lambda workload: size,
+        inputs=lambda workload: specs,
+        constants=dict(constants),
+        **more,
+    )
 
 
 def test_a_geometric_mean_is_of_positive_numbers():
@@ -48,11 +51,16 @@ def test_rates_are_per_second_in_their_unit():
 @pytest.mark.parametrize(
     ("dtypes", "kind"),
     [
-        (["bfloat16"], "bf16"), (["float8_e4m3fn", "bfloat16"], "f8"), (["bfloat16", "float8_e5m2"], "f8"),
-        (["float8_e4m3b11fnuz"], "f8"), (["float8_e8m0fnu", "float32"], "bf16"), (["int8", "bfloat16"], "s8"),
-        (["int8", "float8_e5m2"], "f8"), (["uint8"], "bf16"),
+        (["bfloat16"], "bf16"),
+        (["float8_e4m3fn", "bfloat16"], "f8"),
+        (["bfloat16", "float8_e5m2"], "f8"),
+        (["float8_e4m3b11fnuz"], "f8"),
+        (["float8_e8m0fnu", "float32"], "bf16"),
+        (["int8", "bfloat16"], "s8"),
+        (["int8", "float8_e5m2"], "f8"),
+        (["uint8"], "bf16"),
     ],
-)  # fmt: skip
+)
 def test_the_matrix_rate_is_that_of_the_narrowest_operand(dtypes, kind):
     specs = operator(inputs=dtypes).inputs(DIMS)
     assert score.operand_kind(specs) == kind
@@ -66,10 +74,7 @@ def test_a_roofline_is_the_slower_of_two_roads():
     assert score.roofline_seconds(1000, 50, part, "f8") == 5.0
     assert score.roofline_seconds(1000, 70, part, "f8") == 7.0
     assert score.roofline_seconds(1000, 70, part, "other") == 10.0
-    assert (
-        score.roofline_seconds(1050, 1, part, "f8") == 5.25
-        and score.roofline_seconds(1, 75, part, "f8") == 7.5
-    )
+    assert score.roofline_seconds(1050, 1, part, "f8") == 5.25 and score.roofline_seconds(1, 75, part, "f8") == 7.5
 
 
 def test_products_are_those_of_m_n_and_k():
@@ -81,9 +86,7 @@ def test_products_are_those_of_m_n_and_k():
     assert score.product_flops(operator(flops=10**9), batch) == 1024
     for own, least in ((0, 0), (500, 500), (10**9, 1024)):
         taken = operator(flops=10**9, products=lambda _, own=own: own)
-        assert score.product_flops(taken, DIMS) == least, (
-            "a function that was taken in names its own products"
-        )
+        assert score.product_flops(taken, DIMS) == least, "a function that was taken in names its own products"
 
 
 def test_floors_are_by_unit():

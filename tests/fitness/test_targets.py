@@ -27,10 +27,7 @@ def test_every_part_is_a_target_of_its_kind():
         elif name in ARCHITECTURES:
             part = ARCHITECTURES[name]
             assert target.architecture is part and not target.interpreted
-            assert target.constants == {
-                "smem_bytes": part.smem_bytes,
-                "multiprocessors": part.multiprocessors,
-            }
+            assert target.constants == {"smem_bytes": part.smem_bytes, "multiprocessors": part.multiprocessors}
         elif name in GPUS:
             assert target.gpu is target.hardware is GPUS[name]
             assert target.interpreted is (name == "interpreter")
@@ -87,10 +84,15 @@ def test_a_device_here_is_a_target_that_says_what_it_is():
 @pytest.mark.parametrize(
     "name",
     [
-        "h200", "cuda", "cuda-x-90-132-1", "rocm-x-90-132-1-1", "cuda-x-90-132-1-x", "cuda-x-9.0-132-1-1",
+        "h200",
+        "cuda",
+        "cuda-x-90-132-1",
+        "rocm-x-90-132-1-1",
+        "cuda-x-90-132-1-x",
+        "cuda-x-9.0-132-1-1",
         "cuda-90-1-1-1",
     ],
-)  # fmt: skip
+)
 def test_another_name_is_no_device_here(name):
     assert local_gpu(name) is None
 

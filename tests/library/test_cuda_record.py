@@ -8,16 +8,7 @@ from testkit.exploits.cuda import CODE, HOST, PARAMS
 from tilewright.fitness import dialect
 from tilewright.library import cuda_record, plan_shelf
 from tilewright.library.nvrtc import CompileError
-from tilewright.library.plans.format import (
-    Fill,
-    Launch,
-    NotRecorded,
-    Plan,
-    PlanError,
-    Pointer,
-    Tensor,
-    TensorMap,
-)
+from tilewright.library.plans.format import Fill, Launch, NotRecorded, Plan, PlanError, Pointer, Tensor, TensorMap
 from tilewright.seeds.inlined import with_device_code
 from tilewright.workers.device import machine_code
 
@@ -109,7 +100,7 @@ template <int V> __global__ void first(const __grid_constant__ Map map, float *w
         ({"scratch": {"w": ("complex", (1,))}}, NotRecorded, "no \\(dtype"),
         ({"shared": 1 << 20}, PlanError, "shared memory"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_launch_is_refused_in_a_sentence(changes, error, message):
     if changes.get("block") == (32, 4, 1):
         code = CODE.replace("__launch_bounds__(TX * TY)", "__block_size__((256, 1, 1))")

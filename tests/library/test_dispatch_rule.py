@@ -94,9 +94,7 @@ def test_a_halving_of_the_share_is_three_doublings_of_a_size():
 
 def test_the_least_expected_time_serves_where_the_nearest_kernel_says_one():
     waves = "(lambda waves: waves * T)(max(cdiv(M, w) for w in (T, 2 * T)))"
-    small, large, silent = (
-        Legality((), {"T": tile}, text) for tile, text in ((16, waves), (64, waves), (8, None))
-    )
+    small, large, silent = (Legality((), {"T": tile}, text) for tile, text in ((16, waves), (64, waves), (8, None)))
     only_even = Legality(("M % 2 == 0",), {"T": 1}, "0 * M")
     entries = [({"M": 64}, small), ({"M": 128}, large)]
     assert [nearest(entries, {"M": m}) for m in (32, 60, 64, 65, 96, 128, 200)] == [0, 0, 0, 0, 0, 1, 0]

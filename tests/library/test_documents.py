@@ -57,12 +57,8 @@ def home(tmp_path, monkeypatch):
     write_campaign(tmp_path / ".tilewright").rename(tmp_path / ".tilewright" / "campaigns" / "quickstart-001")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TILEWRIGHT_HOME", raising=False)
-    monkeypatch.setattr(
-        promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child)
-    )
-    monkeypatch.setattr(
-        "tilewright.evolve.promote.library_commands._run_checks", lambda writer, operator: _passed()
-    )
+    monkeypatch.setattr(promote_cli, "_evaluator", lambda address: lambda resolved: FormulaPool(resolved, quick_child))
+    monkeypatch.setattr("tilewright.evolve.promote.library_commands._run_checks", lambda writer, operator: _passed())
     return tmp_path
 
 
@@ -88,9 +84,12 @@ def test_every_command_of_the_readme_does_what_it_says(home, capsys):
 def test_every_command_of_the_library_page_works(home, capsys):
     """The page speaks of the quickstart's operator and suite; a small family and its own stand in for them."""
     replace = {
-        "gemm_fp8_fused/g512": OPERATOR, "/models/kernels": str(home / "models"), "llm": "tiny",
-        "bf16": "whole", "h200": "tpu7x",
-    }  # fmt: skip
+        "gemm_fp8_fused/g512": OPERATOR,
+        "/models/kernels": str(home / "models"),
+        "llm": "tiny",
+        "bf16": "whole",
+        "h200": "tpu7x",
+    }
     done = []
     for line in commands("docs/library.md"):
         words = [replace.get(word, word) for word in shlex.split(line)[1:]]

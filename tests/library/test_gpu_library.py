@@ -10,10 +10,7 @@ from testkit import ROOT
 from testkit.children import answer_of
 
 torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 CHILD = ROOT / "testkit" / "library" / "gpu_children.py"
 
 

@@ -44,9 +44,17 @@ def known(monkeypatch):
         ("kept", "graph", 4096, 512, "cuda:9.0", ((154, layer_rows.ENDLESS),)),
         ("train", "graph", 4096, 512, "cuda:9.0", ((0, layer_rows.ENDLESS),)),
     ],
-    ids=["between points", "training is not bound by the host", "the host binds", "nearest layer", "unknown device",
-         "a doubling away", "three away", "turned"],
-)  # fmt: skip
+    ids=[
+        "between points",
+        "training is not bound by the host",
+        "the host binds",
+        "nearest layer",
+        "unknown device",
+        "a doubling away",
+        "three away",
+        "turned",
+    ],
+)
 def test_ranges_follow_the_measured_gains(known, mode, way, n, k, device, ranges):
     assert layer_rows.faster_rows(mode, way, n, k, device) == ranges
 
@@ -92,8 +100,13 @@ def test_rows_that_kernels_take():
     assert [layer_rows.whole_rows(m) for m in (1, 128, 4000)] == [128, 128, 4096]
     assert [layer_rows.whole_rows(m, False) for m in (7, 255, 257, 8191)] == [7, 255, 260, 8192]
     assert [layer_rows.takes_rows(m, True) for m in (0, 100, 128, 1023, 1024, 4000)] == [
-        False, False, True, False, True, True,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.slow  # seconds to import the compiler; quicker: test_torch_library's compiled layers

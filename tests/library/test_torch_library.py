@@ -26,9 +26,7 @@ def damage(library, how):
     """A package called ``how`` whose product kernel must not be used. Damage to other files:
     ``tests/evolve/promote/test_library_commands.py``."""
     writer = LibraryWriter(library, how)
-    toolchain, serves = (
-        ({"triton": ("3.0.0", "3.1")}, "cpu") if how == "stale_toolchain" else (None, "interpret")
-    )
+    toolchain, serves = ({"triton": ("3.0.0", "3.1")}, "cpu") if how == "stale_toolchain" else (None, "interpret")
     version = put(writer, PRODUCT, "pointer", ((256,) * 3,), params=SMALL, toolchain=toolchain, serves=serves)
     folder = writer.place(PRODUCT) / "versions" / version
     if how == "edited_kernel":
@@ -65,18 +63,14 @@ def test_missing_operators_are_replaced_with_one_warning_each(answers):
     messages = answers["numbers"]["warnings"]
     assert all("no kernel has been promoted; the reference answers" in text for text in messages)
     names = [text.split(":")[0].removeprefix("gemm_fp8_blockwise/") for text in messages]
-    assert sorted(names) == ["gemm_nt_rows", "quant_128x128_dual", "quant_dual"], (
-        "not gemm_nt, which is served"
-    )
+    assert sorted(names) == ["gemm_nt_rows", "quant_128x128_dual", "quant_dual"], "not gemm_nt, which is served"
     assert not answers["numbers"]["later"]
 
 
 def test_compiles_into_one_graph_with_its_gradient(answers):
     found = answers["compiled"]
     assert all(value > 60.0 for value in found["equal"]), found
-    assert found["odd"] > 60.0 and len(found["odd_warnings"]) == 1, (
-        "a fallback within a compiled graph warns, too"
-    )
+    assert found["odd"] > 60.0 and len(found["odd_warnings"]) == 1, "a fallback within a compiled graph warns, too"
     assert set(found["opcheck"].values()) == {"SUCCESS"}, found["opcheck"]
     assert found["kept"] == 3, "of two layers that read one tensor: it once, and the two weights"
 
@@ -103,9 +97,7 @@ def test_modules_under_autocast_checkpointing_and_accumulation(answers):
         ("narrow", 0, 3, ""),
     ],
 )
-def test_odd_models_are_converted_or_left_with_a_sentence_and_never_wrong(
-    answers, kind, converted, left, reason
-):
+def test_odd_models_are_converted_or_left_with_a_sentence_and_never_wrong(answers, kind, converted, left, reason):
     found = answers["odd_models"][kind]
     assert (found["converted"], found["left"], found["same"]) == (converted, left, True)
     assert [text for text in found["said"] if "stay" in text] == (

@@ -71,10 +71,7 @@ STORED = "                top[...] = now\n"
         (
             0,
             "shifted",
-            (
-                STORED,
-                STORED + "                total[...] = total[...].astype(jnp.bfloat16).astype(jnp.float32)\n",
-            ),
+            (STORED, STORED + "                total[...] = total[...].astype(jnp.bfloat16).astype(jnp.float32)\n"),
         ),
         (1, "peaked", ("(acc[...] / total[...])", "(acc[...] / total[...] * 1.002)")),
         (1, "peaked", ("s = s * scale\n", "s = jnp.minimum(s * scale, 1e6)\n")),

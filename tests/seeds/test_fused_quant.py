@@ -48,7 +48,7 @@ def test_seeds_pass_in_the_interpreter(recipe, kind, station):
         ("swiglu_1x128", "tl.exp(-gate)", "tl.exp(gate)"),
         ("swiglu_1x128", "tl.maximum(tl.max(tl.abs(y), axis=1), 1e-4)", "tl.maximum(tl.max(y, axis=1), 1e-4)"),
     ],
-)  # fmt: skip
+)
 def test_wrong_twins_are_refused(recipe, old, new, station):
     seed = next(iter(EVERY[recipe].kernels.values())).source
     assert old in seed

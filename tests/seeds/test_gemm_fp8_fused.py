@@ -53,7 +53,7 @@ SCHEDULES = {
     "sums_in_vmem": {**BLOCKS, "accumulate": "ref", "order": "groups", "block_k": 1024},
     "bf16_operands_f32_scaled": {**BLOCKS, "dequant": "operands_f32", "placement": "cached"},
     "row_maxima_bf16_operands": {**BLOCKS, "dequant": "operands_bf16", "placement": "ahead", "row_scale": "absmax"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -99,7 +99,7 @@ TWINS = {
     "last_k_block_stored_early": ("k == steps - 1", "k == 0"),
     "rounded_to_bf16_first": (".astype(jnp.float8_e4m3fn)", ".astype(jnp.bfloat16).astype(jnp.float8_e4m3fn)"),
     "weights_of_another_group": ("rhs = w_ref[t * group : (t + 1) * group, :]", "rhs = w_ref[:group, :]"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -182,17 +182,21 @@ def narrowed(bits, product, steps):
     return summed
 
 
-@pytest.mark.parametrize(("cheat", "refused"), [
-    ("signs of small outputs", True), ("small outputs scaled", True), ("answers lean", True), (14, True),
-    ("honest", False), (24, False), ("bf16 operands", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cheat", "refused"),
+    [
+        ("signs of small outputs", True),
+        ("small outputs scaled", True),
+        ("answers lean", True),
+        (14, True),
+        ("honest", False),
+        (24, False),
+        ("bf16 operands", False),
+    ],
+)
 def test_elements_are_held_to_what_the_contract_explains(cheat, refused):
     operator = operators()["g128"]
-    shape = (
-        gemm(128, 128, 4096)
-        if isinstance(cheat, int)
-        else gemm(512 if cheat == "answers lean" else 256, 512, 1024)
-    )
+    shape = gemm(128, 128, 4096) if isinstance(cheat, int) else gemm(512 if cheat == "answers lean" else 256, 512, 1024)
     found = []
     kinds = ("randn", "integers", "repeated") if refused or cheat == 24 else operator.input_kinds
     for kind, seed in itertools.product(kinds, range(2)):

@@ -83,10 +83,8 @@ SCHEDULES = [
     ),
     ("dlhs-g128", "off_borders", {"block_k": 256, "bodies": "split", "dequant": "operands", "arithmetic": "bf16"}),
     ("tgmm-g512", "empty_and_tiny", {**KEPT, "sums": "direct"}),
-]  # fmt: skip
-SLOWER = pytest.param(
-    "tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}, marks=pytest.mark.slow
-)
+]
+SLOWER = pytest.param("tgmm-g128", "off_borders", {"dequant": "partial", "block_m": 128}, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "groups", "params"), [*SCHEDULES, SLOWER])
@@ -110,7 +108,7 @@ TWINS = {
         "tgmm-g128",
         ("jnp.max(jnp.abs(source), axis=0", "jnp.max(jnp.abs(source[:64]), axis=0"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -18,9 +18,7 @@ OPERATORS = all_operators()
 FIRST = {name: next(iter(operator.suites.values())) for name, operator in OPERATORS.items()}
 SAMPLED = [name for name, operator in OPERATORS.items() if isinstance(operator, Sampled)]
 DIMS = {"M": 1024, "N": 384, "K": 1280}
-FEW_GROUPS = (
-    "gemm_mxfp8_out/", "gemm_fp8_blockwise/grouped", "gemm_fp8_blockwise/masked", "gemm_fp8_blockwise/k",
-)  # fmt: skip
+FEW_GROUPS = ("gemm_mxfp8_out/", "gemm_fp8_blockwise/grouped", "gemm_fp8_blockwise/masked", "gemm_fp8_blockwise/k")
 """Of operators whose groups are as many as their names say, small ones are sampled in tests of their own."""
 
 
@@ -97,9 +95,7 @@ def agrees(operator, workload, known, least=1.0):
                 digits = 1e-5 if reference == "usual" else 1e-12
                 assert np.allclose(found, wanted, rtol=digits), (reference, output)
             else:
-                same = found.view(f"u{found.itemsize}") == np.ascontiguousarray(wanted).view(
-                    f"u{wanted.itemsize}"
-                )
+                same = found.view(f"u{found.itemsize}") == np.ascontiguousarray(wanted).view(f"u{wanted.itemsize}")
                 assert same.mean() >= least, (reference, output)
 
 
@@ -108,9 +104,7 @@ def agrees(operator, workload, known, least=1.0):
 def test_integers_of_scale_blocks_show_accumulators_of_few_bits(edge, bits, passes):
     operator = OPERATORS[f"gridquant/gemm_{edge}"]
     workload = Workload("w", {"M": 24, "N": 40, "K": 1152})
-    assert max(w.dims["K"] for w in operator.suites["tiny"].check) >= workload.dims["K"], (
-        "fewer blocks do not show it"
-    )
+    assert max(w.dims["K"] for w in operator.suites["tiny"].check) >= workload.dims["K"], "fewer blocks do not show it"
     inputs, acc = operator.make_inputs(workload, 3, "integers"), np.float32(0.0)
     a, b = (dequantise_grid(inputs[f"{name}_q"], inputs[f"{name}_s"], edge) for name in "ab")
 

@@ -36,6 +36,4 @@ def test_some_answers_are_those_of_the_oracle(name, workload, kind):
             assert some[reference][output].shape == array.shape
             in_float32 = array.dtype == np.float32 or reference in ("slack", "turned")
             rtol = 1e-3 if in_float32 else 1e-9
-            assert np.allclose(
-                some[reference][output], array, rtol=rtol, atol=rtol / 1000 * np.abs(array).max()
-            )
+            assert np.allclose(some[reference][output], array, rtol=rtol, atol=rtol / 1000 * np.abs(array).max())

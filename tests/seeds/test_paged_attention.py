@@ -27,8 +27,7 @@ def test_every_kind_of_lengths(number, kind):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("token < left,", "token < left + 1,"), ("tables[b, jnp.minimum", "tables[0, jnp.minimum")],
+    ("before", "after"), [("token < left,", "token < left + 1,"), ("tables[b, jnp.minimum", "tables[0, jnp.minimum")]
 )
 def test_wrong_twins_fail(before, after):
     assert not passed({}, "randn", edited(SOURCE, before, after))

@@ -54,7 +54,7 @@ RIGHT: list[tuple[Operator, str, Workload, str, dict[str, Any]]] = [
     (BLOCKWISE["quant_1x128"], "quant_rows", Workload("w", {"M": 200, "K": 384}), "spread", {}),
     (BLOCKWISE["quant_128x128"], "quant_blocks", Workload("w", {"M": 256, "K": 384}), "zero_blocks", {}),
     *((EVERY[f"gemm_{form}"], "", SCALED, "spread", TILES) for form in ("mxfp8", "mxfp4", "nvfp4")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,8 @@ def test_seeds_are_right(operator, kernel, workload, kind, params, station):
     assert objection(station, operator, workload, kind, kernel=kernel or None, params=params) is None
 
 
-LOGARITHM = (
-    "e = tl.ceil(tl.log2(tl.maximum(top.to(tl.float32, bitcast=True), 1e-30) / 448.0)).to(tl.int32) + 127"
-)
-BY_BITS = (
-    "e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))"
-)
+LOGARITHM = "e = tl.ceil(tl.log2(tl.maximum(top.to(tl.float32, bitcast=True), 1e-30) / 448.0)).to(tl.int32) + 127"
+BY_BITS = "e = tl.where(bits >> 23 == 0, (part > 0x400000).to(tl.int32), (bits >> 23) + (part != 0).to(tl.int32))"
 IN_BF16 = "blocks = tl.reshape(acc.to(tl.bfloat16).to(tl.float32), "
 INVERSE = ("pm * wide + pk, scale)", "pm * wide + pk, 1.0 / scale)")
 DRAFT = ("acc += part * tl.div_rn(1.0, scale)", "acc = (acc + part) * tl.div_rn(1.0, scale)")
@@ -79,14 +75,22 @@ HALF = ("count = tl.load(count_ptr + g)\n        tall", "count = M // 2\n       
 
 WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] = [
     # scales past the last block of rows
-    (CASTS["mxfp8_both"], "", RAGGED["columns"], "edges", {}, ",\n            mask=held_t,\n", ",\n", ""),
+    (CASTS["mxfp8_both"], "", RAGGED["columns"], "edges", {}, ", mask=held_t)\n", ")\n", ""),
     (CASTS["mxfp8_even"], "", RAGGED["rows"], "edges", {}, "(top + 0x80000) >> 23", "top >> 23", ""),
     (CASTS["mxfp8_rceil"], "", RAGGED["rows"], "edges", {}, "(part != 0)", "(part > 0x400000)", ""),
     (CASTS["mxfp8_floor"], "", RAGGED["rows"], "edges", {}, "tl.where(top >= 0x7F800000, 255, e)", "e", ""),
     (CASTS["mxfp8_swizzled"], "", RAGGED["rows"], "edges", {}, "(row % 128 // 32) * 4", "(row % 128 // 32)", ""),
     (CASTS["mxfp4"], "", RAGGED["rows"], "edges", {}, "(scaled >= 0.75)", "(scaled > 0.75)", ""),
-    (CASTS["nvfp4"], "", RAGGED["rows"], "edges", {}, "tl.div_rn(tl.div_rn(amax, 6.0), tensor_scale)",
-     "tl.div_rn(amax, 6.0)", ""),
+    (
+        CASTS["nvfp4"],
+        "",
+        RAGGED["rows"],
+        "edges",
+        {},
+        "tl.div_rn(tl.div_rn(amax, 6.0), tensor_scale)",
+        "tl.div_rn(amax, 6.0)",
+        "",
+    ),
     *((GRIDS["quant_128"], kernel, MATRIX, "spread", {}, *INVERSE, "") for kernel in ("held", "whole")),
     # the published draft: right only when all scales are equal
     (GRIDS["gemm_256"], "persistent", PRODUCT, "randn", {"scaling": "step"}, *DRAFT, "gate"),
@@ -99,13 +103,29 @@ WRONG: list[tuple[Operator, str, Workload, str, dict[str, Any], str, str, str]] 
     (FUSED["masked6x20"], "", ROOM, "spread", {"programs": 3}, "b_ptr + (g * N + safe_n)", "b_ptr + safe_n", "gate"),
     (FUSED["kgrouped4"], "", DEEP, "randn", {}, "begin += tl.load(count_ptr + before)", "begin += 1", "gate"),
     (FUSED["kgrouped4"], "", DEEP, "spread", {}, "* b_scale[None, :]", "* tl.min(b_scale, axis=0)", "gate"),
-    (EVERY["gemm_mxfp8"], "", SCALED, "spread", TILES, "b_scale = tl.load(bs_at + k * (BK // EACH))",
-     "b_scale = tl.load(bs_at)", ""),
+    (
+        EVERY["gemm_mxfp8"],
+        "",
+        SCALED,
+        "spread",
+        TILES,
+        "b_scale = tl.load(bs_at + k * (BK // EACH))",
+        "b_scale = tl.load(bs_at)",
+        "",
+    ),
     (EVERY["gemm_mxfp4"], "", SCALED, "spread", TILES, "b_at + k * (BK // PACK)", "b_at", ""),
     (EVERY["gemm_nvfp4"], "", SCALED, "spread", TILES, "tl.load(ta_ptr) * tl.load(tb_ptr)", "tl.load(ta_ptr)", ""),
-    (EVERY["gemm_nvfp4"], "", SCALED, "spread", TILES, "EACH: tl.constexpr = 16 if FORM == 2 else 32",
-     "EACH: tl.constexpr = 32", ""),
-]  # fmt: skip
+    (
+        EVERY["gemm_nvfp4"],
+        "",
+        SCALED,
+        "spread",
+        TILES,
+        "EACH: tl.constexpr = 16 if FORM == 2 else 32",
+        "EACH: tl.constexpr = 32",
+        "",
+    ),
+]
 
 
 @pytest.mark.parametrize(

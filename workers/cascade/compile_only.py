@@ -69,9 +69,7 @@ class CrossCompileStage:
 
 def _read(frame: Frame, architecture: Architecture) -> KernelIsa:
     data, text = frame.data, frame.arrays["text"].tobytes().decode(errors="replace")
-    return read_isa(
-        text, str(data["usage"]), architecture, str(data["name"]), int(data["warps"]), int(data["shared"])
-    )
+    return read_isa(text, str(data["usage"]), architecture, str(data["name"]), int(data["warps"]), int(data["shared"]))
 
 
 def describe_children(scratch: Path | None = None) -> ForkedChildren:

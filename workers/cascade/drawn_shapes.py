@@ -124,9 +124,7 @@ def drawn_dims(name: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in parts}
 
 
-def _beyond(
-    shapes: Sequence[Mapping[str, int]], legal: "_Legal", rng: random.Random
-) -> dict[str, int] | None:
+def _beyond(shapes: Sequence[Mapping[str, int]], legal: "_Legal", rng: random.Random) -> dict[str, int] | None:
     """The largest listed shape that is small, with each size up to twice as large, as far as the lot allows for it."""
     names = rng.sample(list(shapes[0]), len(shapes[0]))
     small = [shape for shape in shapes if legal.small(shape)]
@@ -155,9 +153,7 @@ def _ends(listed: Sequence[int], rng: random.Random, most: int = 0) -> tuple[int
     that is listed with tiles alone 1 or the least, and as large or twice as large."""
     tile, least = all(size in TILES for size in listed), min(listed)
     factor = rng.choice((1.0, 2.0)) if tile else rng.uniform(1.5, 2.0)
-    return rng.choice((1, least, least if tile else rng.randint(1, least))), round(
-        factor * (most or max(listed))
-    )
+    return rng.choice((1, least, least if tile else rng.randint(1, least))), round(factor * (most or max(listed)))
 
 
 def _drawn(
@@ -192,9 +188,7 @@ def _named(
     return None
 
 
-def _shrunk(
-    dims: dict[str, int], names: Sequence[str], legal: "_Legal", rng: random.Random
-) -> dict[str, int] | None:
+def _shrunk(dims: dict[str, int], names: Sequence[str], legal: "_Legal", rng: random.Random) -> dict[str, int] | None:
     """The shape with these dimensions made smaller until the lot allows it; None where it never does."""
     left = list(names)
     while left and not legal.small(dims):
@@ -246,9 +240,7 @@ class _Legal:
     def __call__(self, dims: Mapping[str, int]) -> bool:
         workload = Workload(drawn_id(dims), dims)
         try:
-            held = (
-                self._rules is not None and self._rules.holds(dims) and dims.get(self._room, 0) >= self._least
-            )
+            held = self._rules is not None and self._rules.holds(dims) and dims.get(self._room, 0) >= self._least
             return held and all(size > 0 for spec in self._specs(workload) for size in spec)
         except (ValueError, ArithmeticError, LookupError, TypeError, NameError):
             return False  # the operator, or a constraint, has no such shape
@@ -326,9 +318,7 @@ class DrawnStage:
                     break
         return None
 
-    def _on(
-        self, request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run
-    ) -> Failure | None:
+    def _on(self, request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> Failure | None:
         failure = _tried(request, found, shapes, run)
         if failure is None or len(shapes) > 1:
             for shape in shapes if failure is not None else ():
@@ -385,9 +375,7 @@ def _ends_first(shapes: Sequence[Workload]) -> list[Workload]:
 
 def _tried(request: Request, found: Findings, shapes: tuple[Workload, ...], run: Run) -> Failure | None:
     """The failure of some shapes run together; those that passed are noted in ``found``."""
-    part = dataclasses.replace(
-        request, measured=(), checked=shapes, race=None, is_known=lambda artefact: None
-    )
+    part = dataclasses.replace(request, measured=(), checked=shapes, race=None, is_known=lambda artefact: None)
     own = Findings()
     failure = run(part, own)
     found.logs += own.logs

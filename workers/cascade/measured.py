@@ -41,14 +41,7 @@ from tilewright.workers.child.forked_children import ForkedChildren
 from tilewright.workers.child.launch import Launcher, Spawn
 from tilewright.workers.child.session import SessionDied
 from tilewright.workers.device.plan_compiler import CompilePace, PlanStage
-from tilewright.workers.device.station import (
-    CLAIM_SECONDS,
-    Champion,
-    Entry,
-    LocalStation,
-    Station,
-    compile_children,
-)
+from tilewright.workers.device.station import CLAIM_SECONDS, Champion, Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, measure
 from tilewright.workers.request import Failure, Findings, Limits, Request, StageStep, Truth
 from tilewright.workers.toolchains import libtpu_simulator
@@ -174,9 +167,7 @@ class MeasuredCascade(Cascade):
         entry = Entry(request.genome, request.source, request.params, plans=found.plans)
         for _ in range(int(CLAIM_SECONDS / _WAIT_SECONDS)):
             champion = self._station.champion()
-            if champion is not None and (
-                champion.entry.id == entry.id or not _may_be_faster(champion, found)
-            ):
+            if champion is not None and (champion.entry.id == entry.id or not _may_be_faster(champion, found)):
                 return None
             if self._station.claim(entry.id):
                 return self._contend(entry, request, found)

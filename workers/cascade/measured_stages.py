@@ -68,9 +68,7 @@ class GateStage:
 
     stage = Stage.CHECK
 
-    def __init__(
-        self, station: Station, kinds: Callable[[Request, int], Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, station: Station, kinds: Callable[[Request, int], Sequence[str]] | None = None) -> None:
         """``kinds``: of inputs on the checked shape at a position; None: as a campaign deals them."""
         self._station = station
         self._kinds = kinds or _kinds
@@ -114,9 +112,7 @@ class GateStage:
         for frame, (name, kind, changed) in zip(answers, answered, strict=True):
             workload = asked[name, kind]
             references = request.truth.references(workload, request.seed, kind)
-            wrong = judge_outputs(
-                request, found, frame.arrays, request.operator.outputs(workload), references, kind
-            )
+            wrong = judge_outputs(request, found, frame.arrays, request.operator.outputs(workload), references, kind)
             if changed:
                 wrong = Failure(Verdict.INCORRECT, f"the kernel changes its inputs ({kind})")
             first = first or wrong
@@ -147,11 +143,7 @@ class ScreenStage:
     def prepare(self, request: Request) -> None:
         """Draw samples of the oracle's answers ahead, for which ``run`` then waits with ``due``."""
         seed, most = self._station.operand_seed(request.seed, ahead=True), self._most(request)
-        asked = [
-            (w, kind)
-            for w in request.measured
-            for kind in ("", *self._samples.draw_kinds(w, request.seed, most))
-        ]
+        asked = [(w, kind) for w in request.measured for kind in ("", *self._samples.draw_kinds(w, request.seed, most))]
         if not self._samples.sampled:
             first = request.operator.input_kinds[0]
             whole = [(w, seed, kind or first) for w, kind in asked]
@@ -165,9 +157,15 @@ class ScreenStage:
         champion = self._station.champion()
         pace = {f.workload: f.seconds for f in champion.figures} if champion else {}
         timings = measure(
-            self._station, request, found, self._samples, [_entry(request, found)], _effort(request, SCREEN), pace,
+            self._station,
+            request,
+            found,
+            self._samples,
+            [_entry(request, found)],
+            _effort(request, SCREEN),
+            pace,
             kinds=self._most(request),
-        )  # fmt: skip
+        )
         if isinstance(timings, Failure):
             return timings
         found.figures += [t.figures(request) for t in timings]
@@ -204,10 +202,15 @@ class Confirmation:
     def data(self) -> dict[str, Any]:
         """Facts for a diagnosis, by name."""
         return {
-            "champion": self.champion, "ratio": self.ratio.value, "interval": [self.ratio.low, self.ratio.high],
-            "control": self.control.value, "control_spread": self.control.spread, "accepted": self.accepted,
-            **({} if self.whole else {"whole": False}), **({"foreseen": True} if self.foreseen else {}),
-        }  # fmt: skip
+            "champion": self.champion,
+            "ratio": self.ratio.value,
+            "interval": [self.ratio.low, self.ratio.high],
+            "control": self.control.value,
+            "control_spread": self.control.spread,
+            "accepted": self.accepted,
+            **({} if self.whole else {"whole": False}),
+            **({"foreseen": True} if self.foreseen else {}),
+        }
 
 
 def confirm(
@@ -246,9 +249,7 @@ def confirm(
             break  # the other rounds are not likely to show that it is the faster one, or that it is not
     if not whole and not clear:
         return Confirmation(champion.entry.id, ratio, control, whole=False, screens=_screens(champion, off))
-    left = [
-        _rescaled(f, math.exp(-off), {"foreseen": True}) for f in found.figures if f.workload not in timings
-    ]
+    left = [_rescaled(f, math.exp(-off), {"foreseen": True}) for f in found.figures if f.workload not in timings]
     for name, timing in timings.items():
         figures = timing.figures(request, 1)
         factor = intervals.paired_ratio({name: contender[name]}, {name: held[name]}).value
@@ -309,10 +310,7 @@ def _foreseen(
     met. ``screened``: logarithms of the champion's time over the contender's. The interval holds the scatter of screens
     around what was met.
     """
-    met = {
-        name: math.log(intervals.paired_ratio({name: held[name]}, {name: contender[name]}).value)
-        for name in held
-    }
+    met = {name: math.log(intervals.paired_ratio({name: held[name]}, {name: contender[name]}).value) for name in held}
     left = [value for name, value in screened.items() if name not in met]
     both = [met[name] - screened[name] for name in met if name in screened]
     off = statistics.fmean(both) if both else 0.0

@@ -28,14 +28,7 @@ from tilewright.seeds.operator import Operator, Suite, in_order
 from tilewright.workers.cascade.base import Cascade
 from tilewright.workers.cascade.common_stages import DialectStage, RaceStage, run_steps
 from tilewright.workers.cascade.drawn_shapes import MODELLED, DrawnStage, verified_alone
-from tilewright.workers.cascade.modelled_stages import (
-    CheckStage,
-    CompileStage,
-    MeasureStage,
-    TraceStage,
-    check,
-    trace,
-)
+from tilewright.workers.cascade.modelled_stages import CheckStage, CompileStage, MeasureStage, TraceStage, check, trace
 from tilewright.workers.cascade.verify_shapes import VerifyStage, to_verify
 from tilewright.workers.child.launch import Template
 from tilewright.workers.child.run_once import environment
@@ -43,11 +36,7 @@ from tilewright.workers.request import Failure, Findings, Limits, Request, Stage
 from tilewright.workers.toolchains import libtpu_simulator
 
 _VMEM_EDGES = (8, 16, 32, 64)  # MiB
-_ALLOCATOR = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TOP_PAD_": str(64 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-}
+_ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 """For glibc, which reads it when a template starts: libtpu's simulator allocates gigabytes in small pieces, on one
 thread, and asking the kernel for them piece by piece takes a twelfth of its time."""
 
@@ -83,9 +72,7 @@ class ModelledCascade(Cascade):
         others = dict.fromkeys((*self._suite.workloads, *self._suite.final))
         kept = [w for w in others if request.only is None or w.id in request.only]
         unmeasured = in_order((w for w in kept if w not in request.measured), len(request.measured))
-        return dataclasses.replace(
-            request, unmeasured=unmeasured, thorough=request.final and request.baseline is None
-        )
+        return dataclasses.replace(request, unmeasured=unmeasured, thorough=request.final and request.baseline is None)
 
     def _judge(
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
@@ -112,11 +99,7 @@ class ModelledCascade(Cascade):
         self, request: Request, found: Findings, on_stage: Callable[[Stage], None]
     ) -> tuple[Stage, Failure | None]:
         """All gates beside the simulation, as either takes as long: of two failures, the gates'."""
-        lowering: list[StageStep] = [
-            DialectStage("build"),
-            TraceStage(checks=False),
-            CompileStage(compiles=False),
-        ]
+        lowering: list[StageStep] = [DialectStage("build"), TraceStage(checks=False), CompileStage(compiles=False)]
         stage, failure = run_steps(lowering, request, found, on_stage)
         if failure is not None:
             return stage, failure
@@ -125,9 +108,7 @@ class ModelledCascade(Cascade):
             gates.append(VerifyStage(shapes))
         if request.baseline is None:
             gates.append(
-                DrawnStage(
-                    (MODELLED, gate_large_shapes), exact=verified_alone(request.operator, request.target)
-                )
+                DrawnStage((MODELLED, gate_large_shapes), exact=verified_alone(request.operator, request.target))
             )
         checked = dataclasses.replace(found, gates=[], logs=[], drawn=[], outside=[])
         with ThreadPoolExecutor(1) as other:

@@ -85,9 +85,7 @@ def check(request: Request, found: Findings, *, gates: bool = True) -> Failure |
     Without ``gates`` it is lowered alone.
     """
     conversation = _Conversation(request, found, request.checked if gates else ())
-    outcome = run_pallas_child(
-        conversation.job(), request, request.launcher, request.folder, conversation.hear
-    )
+    outcome = run_pallas_child(conversation.job(), request, request.launcher, request.folder, conversation.hear)
     found.logs.append(outcome.log)
     if conversation.failure is not None:
         return conversation.failure
@@ -245,9 +243,7 @@ class CompileStage:
             failure = self._run(request, found, left)
         return failure
 
-    def _run(
-        self, request: Request, found: Findings, left: list[str], *, delays: bool = False
-    ) -> Failure | None:
+    def _run(self, request: Request, found: Findings, left: list[str], *, delays: bool = False) -> Failure | None:
         """Compile workloads by id and take those that are done off ``left``."""
         folder = request.folder / f"compile{len(found.logs)}"  # a race compiles some workloads at a time
         folder.mkdir()
@@ -427,15 +423,9 @@ def _child_failure(outcome: ChildOutcome, doing: str) -> Failure | None:
 def _compiler_failure(outcome: ChildOutcome, limits: ChildLimits) -> Failure | None:
     """The same for the compile child, whose own aborts are the compiler's answer to the kernel."""
     if outcome.signal is Signals.SIGABRT and not _RESOURCES.search(outcome.log + outcome.detail):
-        hint = (
-            "a copy changes the layout (8-bit blocks need 32 rows); "
-            if "dma-general" in outcome.detail
-            else ""
-        )
+        hint = "a copy changes the layout (8-bit blocks need 32 rows); " if "dma-general" in outcome.detail else ""
         ended = _SIMULATOR.search(outcome.detail)
-        why = (
-            f"libtpu's simulator cannot run it: {ended[1]}" if ended else f"libtpu aborted: {outcome.detail}"
-        )
+        why = f"libtpu's simulator cannot run it: {ended[1]}" if ended else f"libtpu aborted: {outcome.detail}"
         reason = one_line(f"{hint}{why}")
         return Failure(Verdict.COMPILE_ERROR, reason, outcome.log)
     if "SIGXFSZ" in outcome.detail:

@@ -28,13 +28,28 @@ DEPTH, PARTS, NESTED = 8, 200, 40
 
 _DECIDED = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp)
 _ARITHMETIC = (
-    *_DECIDED, ast.Name, ast.Tuple, ast.IfExp, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
-)  # fmt: skip
+    *_DECIDED,
+    ast.Name,
+    ast.Tuple,
+    ast.IfExp,
+    ast.expr_context,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+)
 _CALLED = {
-    "min()": min, "max()": max, "abs()": abs, "int()": int, "len()": len, "str()": str, "gcd()": math.gcd,
-    "cdiv()": lambda n, by: -(-n // by), "next_power_of_2()": lambda n: 1 << max(0, int(n) - 1).bit_length(),
+    "min()": min,
+    "max()": max,
+    "abs()": abs,
+    "int()": int,
+    "len()": len,
+    "str()": str,
+    "gcd()": math.gcd,
+    "cdiv()": lambda n, by: -(-n // by),
+    "next_power_of_2()": lambda n: 1 << max(0, int(n) - 1).bit_length(),
     "sqrt()": math.sqrt,
-}  # fmt: skip
+}
 """Functions of numbers that a module may call, by their last name and ``()``, which no name ends in."""
 
 _COUNTED: Mapping[str, int] = {
@@ -79,9 +94,7 @@ def _named(source: str, params: tuple[tuple[str, int], ...]) -> NamedSizes:
             if holds is not None:
                 at = np.flatnonzero(np.diff(holds.astype(np.int8)))
                 turns |= dict.fromkeys(int(sizes[n]) for turn in at[: 2 * RUNS] for n in (turn, turn + 1))
-                few |= dict.fromkeys(
-                    int(sizes[run[n]]) for run in _rare(holds) for n in (0, -1, len(run) // 2)
-                )
+                few |= dict.fromkeys(int(sizes[run[n]]) for run in _rare(holds) for n in (0, -1, len(run) // 2))
                 continue
         elif tested is not None and len(unknown) == 2 and not decides:
             pairs |= dict.fromkeys(_pairs(tested, *unknown))
@@ -157,9 +170,7 @@ class _Origins:
         made: dict[str, Any] = {}
         for field, value in ast.iter_fields(node):
             parts = value if isinstance(value, list) else [value]
-            own = [
-                self._of(p, scope, line, depth, nested + 1) if isinstance(p, ast.AST) else p for p in parts
-            ]
+            own = [self._of(p, scope, line, depth, nested + 1) if isinstance(p, ast.AST) else p for p in parts]
             made[field] = own if isinstance(value, list) else own[0]
         return type(node)(**made)
 

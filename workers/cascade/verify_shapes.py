@@ -117,11 +117,14 @@ class VerifyStage:
         rng = np.random.default_rng(list(_key(request, found).encode()))
         shapes = self._shapes
         again = dataclasses.replace(
-            request, measured=(), checked=(*shapes.whole, *shapes.sampled),
+            request,
+            measured=(),
+            checked=(*shapes.whole, *shapes.sampled),
             large_checks=(*shapes.whole, *shapes.sampled),
             sampled={w.id: windows(request.operator.outputs(w), rng, 1) for w in shapes.sampled},
-            whole_axes=self._left_whole(request), is_known=lambda artefact: None,
-        )  # fmt: skip
+            whole_axes=self._left_whole(request),
+            is_known=lambda artefact: None,
+        )
         before = len(found.gates)
         if (failure := trace(again, found)) is not None:
             return failure
@@ -136,9 +139,12 @@ class VerifyStage:
         if not where:
             return failure
         retried = dataclasses.replace(
-            again, checked=left, sampled=where, final=True,
+            again,
+            checked=left,
+            sampled=where,
+            final=True,
             whole_axes=dict.fromkeys(where, request.operator.input_kinds),
-        )  # fmt: skip
+        )
         return check(retried, found)
 
     def _left_whole(self, request: Request) -> dict[str, Sequence[str]]:

@@ -74,9 +74,7 @@ def _serve_job(isolation: Mapping[str, bool], answer: Callable[[Frame], None]) -
     answer(Frame("done"))
 
 
-def _serve_session(
-    settings: Mapping[str, Any], isolation: Mapping[str, bool], answer: Callable[[Frame], None]
-) -> None:
+def _serve_session(settings: Mapping[str, Any], isolation: Mapping[str, bool], answer: Callable[[Frame], None]) -> None:
     from tilewright.workers.child.frames import Frame
 
     module = importlib.import_module(SESSION_RUNNERS[settings["runner"]])

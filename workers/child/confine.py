@@ -116,9 +116,7 @@ def restrict_files(
     handled = (1 << 13) - 1
     for needed, bit in ((2, 1 << 13), (3, 1 << 14), (5, 1 << 15)):
         handled |= bit if version >= needed else 0
-    attributes = struct.pack(
-        "QQQ", handled, _NET_ALL if version >= 4 else 0, _SCOPE_ALL if version >= 6 else 0
-    )
+    attributes = struct.pack("QQQ", handled, _NET_ALL if version >= 4 else 0, _SCOPE_ALL if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
     if ruleset < 0:

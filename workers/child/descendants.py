@@ -23,10 +23,7 @@ def descendants(pid: int) -> list[int]:
         folder = f"/proc/{left.pop()}/task"
         with contextlib.suppress(OSError):
             for thread in os.listdir(folder):
-                with (
-                    contextlib.suppress(OSError),
-                    open(f"{folder}/{thread}/children", "rb", buffering=0) as file,
-                ):
+                with contextlib.suppress(OSError), open(f"{folder}/{thread}/children", "rb", buffering=0) as file:
                     below = [int(n) for n in file.read().split()]
                     found += below
                     left += below

@@ -59,9 +59,7 @@ class ForkedChildren:
 
     def run(self, job: Frame, limits: JobLimits) -> ChildOutcome:
         """One job; the frames are those it answered with. Raises OSError when no process can be made."""
-        asked = Frame(
-            self._prefix + job.kind, {**job.data, "runner_config": self._config}, job.arrays, job.blobs
-        )
+        asked = Frame(self._prefix + job.kind, {**job.data, "runner_config": self._config}, job.arrays, job.blobs)
         with temporary_folder(self._scratch) as folder:
             child = ChildLimits(limits.wall_seconds, MEMORY_BYTES)
             own = {name: str(folder / name.lower()) for name in self._own_folders}

@@ -52,9 +52,7 @@ def encode(frame: Frame) -> bytes:
     for name, array in frame.arrays.items():
         dtype_named(array.dtype.name)
         raw = np.ascontiguousarray(array).tobytes()
-        entries.append(
-            {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "bytes": len(raw)}
-        )
+        entries.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "bytes": len(raw)})
         parts.append(raw)
     for name, blob in frame.blobs.items():
         entries.append({"name": name, "dtype": "bytes", "shape": [len(blob)], "bytes": len(blob)})

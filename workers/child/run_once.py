@@ -19,15 +19,7 @@ from typing import Self
 from tilewright.workers.child.drain import ByteLimits, Drain, Stop
 from tilewright.workers.child.ending import ChildOutcome, Death, Ending, death
 from tilewright.workers.child.frames import Frame, FrameReader, encode
-from tilewright.workers.child.launch import (
-    Deadline,
-    Launcher,
-    Process,
-    Spawn,
-    Streams,
-    cpu_seconds,
-    resident_bytes,
-)
+from tilewright.workers.child.launch import Deadline, Launcher, Process, Spawn, Streams, cpu_seconds, resident_bytes
 
 _FATAL = re.compile(rb"^F\d{4} .*?\] (.*)$", re.MULTILINE)
 _LOOK_SECONDS = 0.25
@@ -70,9 +62,13 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
 def environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """The child's whole environment: nothing of the parent's but its PATH reaches it."""
     return {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(folder), "TMPDIR": str(folder),
-        "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **extra,
-    }  # fmt: skip
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **extra,
+    }
 
 
 def run_child(
@@ -104,9 +100,15 @@ def run_child(
         reader = FrameReader(limits.result_bytes)
         sizes = ByteLimits(limits.result_bytes, limits.log_bytes)
         with Drain(
-            pipes.stdin, (pipes.stdout, pipes.stderr), pipes.result, encode(job), reader, sizes,
-            on_frame, on_sent=lambda: pipes.close(pipes.stdin),
-        ) as drain:  # fmt: skip
+            pipes.stdin,
+            (pipes.stdout, pipes.stderr),
+            pipes.result,
+            encode(job),
+            reader,
+            sizes,
+            on_frame,
+            on_sent=lambda: pipes.close(pipes.stdin),
+        ) as drain:
             try:
                 ending, detail = _listen(drain, process, limits)
             finally:

@@ -75,8 +75,8 @@ class Session:
         self._pipes = Pipes()
         try:
             self._process = LAUNCHER.start(
-                _config(config), self._folder, environment(self._folder, config.environment), self._pipes.theirs,
-            )  # fmt: skip
+                _config(config), self._folder, environment(self._folder, config.environment), self._pipes.theirs
+            )
         except OSError:
             self._pipes.close_all()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -251,11 +251,12 @@ class SessionPool:
 
 
 def _config(config: SessionConfig) -> dict[str, object]:
-    limits = {
-        "memory_bytes": ADDRESS_BYTES, "cpu_seconds": 1 << 20, "file_bytes": 2 << 30, "open_files": 4096,
-    }  # fmt: skip
+    limits = {"memory_bytes": ADDRESS_BYTES, "cpu_seconds": 1 << 20, "file_bytes": 2 << 30, "open_files": 4096}
     return {
-        "runner": config.runner, "runner_config": dict(config.runner_config),
-        "shared": [str(path) for path in config.shared], "readable": [str(path) for path in config.readable],
-        "devices": [str(path) for path in config.devices], "limits": limits,
-    }  # fmt: skip
+        "runner": config.runner,
+        "runner_config": dict(config.runner_config),
+        "shared": [str(path) for path in config.shared],
+        "readable": [str(path) for path in config.readable],
+        "devices": [str(path) for path in config.devices],
+        "limits": limits,
+    }

@@ -34,9 +34,7 @@ class SharedState:
 class Evaluator:
     """Owns the cascade for one (operator, target, suite), and evaluates one job at a time."""
 
-    def __init__(
-        self, settings_json: bytes, shared: SharedState | None = None, host: str | None = None
-    ) -> None:
+    def __init__(self, settings_json: bytes, shared: SharedState | None = None, host: str | None = None) -> None:
         """``settings_json``: see ``settings.evaluator_settings``. ``host`` names the machine in evaluations."""
         self._settings = settings = json.loads(settings_json)
         self.operator = load_operator(settings["operator"])
@@ -58,10 +56,17 @@ class Evaluator:
         ``compiler``: children that compile for it; None to make some.
         """
         self._cascade = MeasuredCascade(
-            self.operator, self.target, self.operator.suites[self._settings["suite"]], station, self._limits(),
-            scratch=self._scratch, compiler=compiler, truth=self._shared.truth, samples=self._shared.samples,
+            self.operator,
+            self.target,
+            self.operator.suites[self._settings["suite"]],
+            station,
+            self._limits(),
+            scratch=self._scratch,
+            compiler=compiler,
+            truth=self._shared.truth,
+            samples=self._shared.samples,
             pace=self._shared.pace,
-        )  # fmt: skip
+        )
 
     def _cascade_without_device(self) -> Cascade:
         suite, limits = self.operator.suites[self._settings["suite"]], self._limits()
@@ -84,11 +89,18 @@ class Evaluator:
         job = json.loads(request)
         baseline = self.operator.kernels[job["baseline"]] if job["baseline"] else None
         evaluation = self._cascade.evaluate(
-            job["genome"], job["source"], job["params"], seed=job["seed"], scope=Scope(job["scope"]),
-            baseline=baseline, known_artefacts=frozenset(job["known_artefacts"]), best=job["best"],
-            race=Race.from_data(job["race"]) if job["race"] else None, only=job["only"],
+            job["genome"],
+            job["source"],
+            job["params"],
+            seed=job["seed"],
+            scope=Scope(job["scope"]),
+            baseline=baseline,
+            known_artefacts=frozenset(job["known_artefacts"]),
+            best=job["best"],
+            race=Race.from_data(job["race"]) if job["race"] else None,
+            only=job["only"],
             within=tuple(job["within"]),
-        )  # fmt: skip
+        )
         descriptors = self._settings["descriptors"]
         named = {name: str(job["params"][name]) for name in descriptors if name in job["params"]}
         changes = {"worker": self._name, "descriptors": {**evaluation.descriptors, **named}}

@@ -120,6 +120,10 @@ class QueuedPool:
     def _fault(self, job: Job, reason: str) -> Evaluation:
         """The evaluation of a job that no worker answered."""
         return Evaluation(
-            genome=job.genome.id, target=self.settings.target, suite=self.settings.suite, stage=Stage.DIALECT,
-            verdict=Verdict.INFRA_ERROR, reason=reason,
-        )  # fmt: skip
+            genome=job.genome.id,
+            target=self.settings.target,
+            suite=self.settings.suite,
+            stage=Stage.DIALECT,
+            verdict=Verdict.INFRA_ERROR,
+            reason=reason,
+        )

@@ -205,12 +205,7 @@ class RayPool(QueuedPool):
             )
         try:
             self._stations, self.scales = calibrate(
-                self._stations,
-                settings.operator,
-                settings.suite,
-                target,
-                settings.reference,
-                CALIBRATION_SEED,
+                self._stations, settings.operator, settings.suite, target, settings.reference, CALIBRATION_SEED
             )
         except SessionDied as error:
             raise PoolUnavailable(str(error)) from error
@@ -240,10 +235,7 @@ class RayPool(QueuedPool):
 
     def activity(self) -> list[str]:
         now = time.monotonic()
-        doing = (
-            f"candidate {w.job.index}, {now - w.began:.0f} s" if w.job else w.health.state
-            for w in self._workers
-        )
+        doing = (f"candidate {w.job.index}, {now - w.began:.0f} s" if w.job else w.health.state for w in self._workers)
         return [f"worker {w.number}: {text}" for w, text in zip(self._workers, doing, strict=True)]
 
     def compare(

@@ -49,9 +49,7 @@ def station_resources(target: Target, gpus: int) -> list[dict[str, Any]]:
     if target.interpreted:
         nodes = [node for node, _ in _nodes(target)]
         count = max(1, gpus)
-        asked = [
-            {"num_gpus": 0, **(_on(nodes[number % len(nodes)]) if nodes else {})} for number in range(count)
-        ]
+        asked = [{"num_gpus": 0, **(_on(nodes[number % len(nodes)]) if nodes else {})} for number in range(count)]
     elif isinstance(target.part, Chip):
         count = max(1, int(ray.cluster_resources().get(tpu_toolchain.RESOURCE, 1)))
         asked = [{"resources": {tpu_toolchain.RESOURCE: 1}}] * count
@@ -160,11 +158,7 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
     # its log monitor forwards to nobody, and lists the folder ten times a second unless told that it holds many files
     os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
     os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "60")
-    common: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "ignore_reinit_error": True,
-    }
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     if address:
         _require_listener(address)
         common["address"] = address
@@ -191,9 +185,7 @@ def start_ray(address: str | None, count: int, gpus: int, folder: PoolFolder | N
         where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot start"
         why = first_line(error).rstrip(".")
         if any("InvalidAuthToken" in line for line in lines):
-            why = (
-                "it wants a token, and this process has none or another (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
-            )
+            why = "it wants a token, and this process has none or another (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
         raise PoolUnavailable(f"{where}: {why}") from error
     finally:
         _log(lines)
@@ -257,9 +249,7 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
-        raise PoolUnavailable(
-            f"the Ray cluster at {address} cannot be joined: {error.strerror or error}"
-        ) from error
+        raise PoolUnavailable(f"the Ray cluster at {address} cannot be joined: {error.strerror or error}") from error
 
 
 def first_line(error: BaseException) -> str:

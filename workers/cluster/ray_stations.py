@@ -183,8 +183,7 @@ def calibrate(
     made = load_operator(operator)
     shapes = reference_shapes(made, made.suites[suite])
     asked: list[Any] = [
-        station.compare.remote(operator, shapes, [reference], seed, CALIBRATION_EFFORT)
-        for station in stations
+        station.compare.remote(operator, shapes, [reference], seed, CALIBRATION_EFFORT) for station in stations
     ]
     ray.wait(asked, num_returns=len(asked), timeout=CALIBRATION_SECONDS)
     answers: list[tuple[ActorHandle, str, Comparison]] = []

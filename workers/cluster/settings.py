@@ -44,9 +44,7 @@ class PoolSettings:
         return factor * (2 * self.check_seconds + self.measure_seconds) + DEADLINE_SLACK_SECONDS
 
 
-def evaluator_settings(
-    settings: PoolSettings, scales: Mapping[str, DeviceRatio], scratch: str | None
-) -> bytes:
+def evaluator_settings(settings: PoolSettings, scales: Mapping[str, DeviceRatio], scratch: str | None) -> bytes:
     """The JSON argument of ``Evaluator``. ``scales``: ratios by device identity; ``scratch``: folder for children's
     files."""
     ratios = {device: asdict(scale) for device, scale in scales.items()}

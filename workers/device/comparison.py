@@ -27,15 +27,7 @@ from tilewright.workers.device.kernel_traces import trace_kernels
 from tilewright.workers.device.plan_compiler import PlanStage
 from tilewright.workers.device.station import DeviceRatio, Entry, LocalStation, Station, compile_children
 from tilewright.workers.device.timing import Samples, Timing, measure
-from tilewright.workers.request import (
-    Failure,
-    Findings,
-    KernelRequest,
-    Limits,
-    TimingRequest,
-    Truth,
-    one_line,
-)
+from tilewright.workers.request import Failure, Findings, KernelRequest, Limits, TimingRequest, Truth, one_line
 
 CONTROL = "control"
 """Id of the entry that runs a shape's first genome a second time."""
@@ -72,9 +64,7 @@ class Comparison:
     def ratio(self, over: str, under: str, workloads: Sequence[str] | None = None) -> Ratio:
         """Geometric mean over workloads of the times of ``over`` divided by those of ``under``, paired by round."""
         chosen = workloads or list(self.rounds)
-        return paired_ratio(
-            {w: self.rounds[w][over] for w in chosen}, {w: self.rounds[w][under] for w in chosen}
-        )
+        return paired_ratio({w: self.rounds[w][over] for w in chosen}, {w: self.rounds[w][under] for w in chosen})
 
     def control(self) -> dict[str, float]:
         """By workload id: times of the control entry over those of the same genome's first entry; ideally 1."""
@@ -106,9 +96,13 @@ def compare(
     """
     failed: dict[str, str] = {}
     request = TimingRequest(
-        operator=operator, truth=Truth(operator), target=target, limits=Limits(trace=ChildLimits(WALL_SECONDS)),
-        seed=seed, measured=tuple(workloads),
-    )  # fmt: skip
+        operator=operator,
+        truth=Truth(operator),
+        target=target,
+        limits=Limits(trace=ChildLimits(WALL_SECONDS)),
+        seed=seed,
+        measured=tuple(workloads),
+    )
     left, samples = _with_plans(request, entries, failed, station), samples or Samples(operator, station)
     while left:
         timed = _time_shapes(station, request, left, effort, samples)
@@ -134,9 +128,15 @@ def _with_plans(
         for entry in entries:
             shapes = tuple(w for w in request.measured if entry.only is None or w.id in entry.only)
             part = KernelRequest(
-                operator=request.operator, truth=request.truth, target=target, limits=request.limits,
-                seed=request.seed, measured=shapes, source=entry.source, params=entry.params,
-            )  # fmt: skip
+                operator=request.operator,
+                truth=request.truth,
+                target=target,
+                limits=request.limits,
+                seed=request.seed,
+                measured=shapes,
+                source=entry.source,
+                params=entry.params,
+            )
             plans: Mapping[str, bytes] | str = entry.plans or _kept_plans(station, entry, shapes)
             plans = plans or (_traced_plans(part) if compiler is None else _compiled_plans(part, compiler))
             if isinstance(plans, str):
@@ -175,11 +175,7 @@ def _traced_plans(part: KernelRequest) -> Mapping[str, bytes] | str:
 
 
 def _time_shapes(
-    station: Station,
-    request: TimingRequest,
-    entries: Sequence[Entry],
-    effort: tuple[int, int],
-    samples: Samples,
+    station: Station, request: TimingRequest, entries: Sequence[Entry], effort: tuple[int, int], samples: Samples
 ) -> list[tuple[Sequence[str], Timing]] | Failure:
     """(entry ids in the order of the timing's lists, timing) of every shape, or the first entry's failure.
 

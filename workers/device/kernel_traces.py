@@ -68,16 +68,16 @@ def trace_kernels(
 
 
 def run_pallas_child(
-    job: Frame,
-    request: TimingRequest,
-    launcher: Launcher,
-    scratch: Path | None,
-    hear: Callable[[Frame], bool],
+    job: Frame, request: TimingRequest, launcher: Launcher, scratch: Path | None, hear: Callable[[Frame], bool]
 ) -> ChildOutcome:
     """A child without a compiler, in a folder of its own."""
     limits = request.limits.trace
     with temporary_folder(scratch) as folder:
         return run_child(
-            job, replace(limits, wall_seconds=limits.wall_seconds * request.time_factor), folder,
-            extra_environment=libtpu_simulator.trace_environment(), on_frame=hear, launcher=launcher,
-        )  # fmt: skip
+            job,
+            replace(limits, wall_seconds=limits.wall_seconds * request.time_factor),
+            folder,
+            extra_environment=libtpu_simulator.trace_environment(),
+            on_frame=hear,
+            launcher=launcher,
+        )

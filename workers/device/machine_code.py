@@ -61,7 +61,10 @@ def _instruction_counts(code: bytes, start: int, size: int, name: str) -> dict[s
     return {
         "instructions": sum(counts.values()),
         "matrix": {text: counts[number] for number, text in _MATRIX.items() if number in counts},
-        "spills": counts.get(_LOCAL_STORE, 0) + counts.get(_LOCAL_LOAD, 0), "fences": counts.get(_FENCE, 0),
-        "barriers": counts.get(_BARRIER, 0), "loads": counts.get(_LOAD, 0) + counts.get(_BULK_LOAD, 0),
-        "stores": counts.get(_STORE, 0), "yields": round(yields / fused, 3) if fused else 0.0,
-    }  # fmt: skip
+        "spills": counts.get(_LOCAL_STORE, 0) + counts.get(_LOCAL_LOAD, 0),
+        "fences": counts.get(_FENCE, 0),
+        "barriers": counts.get(_BARRIER, 0),
+        "loads": counts.get(_LOAD, 0) + counts.get(_BULK_LOAD, 0),
+        "stores": counts.get(_STORE, 0),
+        "yields": round(yields / fused, 3) if fused else 0.0,
+    }

@@ -105,8 +105,11 @@ class DeviceOracle:
             self._reader, self._ready = FrameReader(_LIMIT), False
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tilewright.workers.intake.judge.reference_process"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own_environment(),
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=own_environment(),
+            )
         return self._process
 
     def _ready_process(self) -> subprocess.Popen[bytes]:
@@ -138,8 +141,7 @@ class DeviceOracle:
 
 def _sample(answer: Frame) -> Sample:
     where = {
-        name: [answer.arrays[f"where/{name}/{n}"] for n in range(count)]
-        for name, count in answer.data["axes"].items()
+        name: [answer.arrays[f"where/{name}/{n}"] for n in range(count)] for name, count in answer.data["axes"].items()
     }
     references: dict[str, dict[str, Any]] = {}
     for key, array in answer.arrays.items():

@@ -157,9 +157,7 @@ def read_plans(compiled: Frame, request: KernelRequest) -> dict[str, Plan] | Fai
         try:
             plan = Plan.from_bytes(compiled.blobs.get(workload.id, b""))
         except PlanError as error:
-            return Failure(
-                Verdict.CRASHED, one_line(f"the compiling child's plan for {workload.id}: {error}")
-            )
+            return Failure(Verdict.CRASHED, one_line(f"the compiling child's plan for {workload.id}: {error}"))
         wanted = request.described(workload)
         brought = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.inputs]
         made = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in plan.outputs]

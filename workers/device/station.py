@@ -154,16 +154,15 @@ class LocalStation:
         self._keeper: SessionPool | ForkedChildren
         if not isinstance(device, Chip) and device.interpreted:
             self._keeper = ForkedChildren(
-                "interpret.", ("tilewright.workers.runners.triton.interpreter_runner",),
-                {"product": device.product}, triton_toolchain.environment(device), scratch,
-            )  # fmt: skip
+                "interpret.",
+                ("tilewright.workers.runners.triton.interpreter_runner",),
+                {"product": device.product},
+                triton_toolchain.environment(device),
+                scratch,
+            )
         else:
-            config = (
-                tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
-            )
-            self._keeper = SessionPool(
-                dataclasses.replace(config, scratch=scratch, spare=spare and config.spare)
-            )
+            config = tpu_toolchain.device_config(device) if isinstance(device, Chip) else device_config(device)
+            self._keeper = SessionPool(dataclasses.replace(config, scratch=scratch, spare=spare and config.spare))
         on_gpu = not isinstance(device, Chip) and not device.interpreted
         self._oracle = DeviceOracle() if on_gpu else None
         self._turn, self._state = threading.Lock(), threading.Lock()
@@ -307,15 +306,17 @@ def device_config(gpu: Gpu) -> SessionConfig:
     )
 
 
-def compile_children(
-    gpu: Gpu, scratch: Path | None = None, template: Template | None = None
-) -> ForkedChildren:
+def compile_children(gpu: Gpu, scratch: Path | None = None, template: Template | None = None) -> ForkedChildren:
     """Children that compile candidates before they are measured. ``template``: see ``ForkedChildren``."""
     return ForkedChildren(
-        "compile.", ("tilewright.workers.runners.triton.compile",),
-        {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes}, triton_toolchain.compile_environment(),
-        scratch, triton_toolchain.CACHES, template,
-    )  # fmt: skip
+        "compile.",
+        ("tilewright.workers.runners.triton.compile",),
+        {"capability": gpu.capability, "smem_bytes": gpu.smem_bytes},
+        triton_toolchain.compile_environment(),
+        scratch,
+        triton_toolchain.CACHES,
+        template,
+    )
 
 
 def station_fault(device: Gpu | Chip) -> str | None:

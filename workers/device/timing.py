@@ -42,15 +42,12 @@ BURST_SECONDS = 2e-3
 """Device seconds that the calls of one burst take together: longer bursts average away no more noise."""
 
 _RESOURCES = re.compile(
-    r"out of (resource|memory)|too many resources|allocate memory|OutOfResources|OutOfMemory|MemoryError",
-    re.I,
+    r"out of (resource|memory)|too many resources|allocate memory|OutOfResources|OutOfMemory|MemoryError", re.I
 )
 _FOUND_OUT = {"ForeignWork": Verdict.IMPLAUSIBLE, "OutsideWrite": Verdict.INCORRECT}
 """Verdict by the type of exception that ``workers.runners.triton.launch_guard`` raises."""
 
-_MEMORY_FAULT = re.compile(
-    r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I
-)
+_MEMORY_FAULT = re.compile(r"illegal memory access|misaligned address|illegal address|illegal instruction", re.I)
 
 
 class Samples:
@@ -126,9 +123,7 @@ class Timing:
         """The figures of entry number ``place``, with seconds scaled to the campaign's first device."""
         operator, device, workload = request.operator, request.target.hardware, self.workload
         seconds = intervals.median_seconds(self.rounds[place]) / self.scale.ratio
-        calibrated = (
-            {"device": self.scale.device, "device_ratio": self.scale.ratio} if self.scale.device else {}
-        )
+        calibrated = {"device": self.scale.device, "device_ratio": self.scale.ratio} if self.scale.device else {}
         flops, size = operator.flops(workload), operator.bytes(workload)
         kind = score.matrix_kind(operator, request.inputs(workload))
         roofline = score.roofline_seconds(flops, size, device, kind)
@@ -183,24 +178,26 @@ def measure(
             arrays.update({f"{workload.id}/{name}": array for name, array in sent.items()})
         for name, axes in samples.of(workload, seed).where.items():
             arrays.update({f"where/{workload.id}/{name}/{n}": axis for n, axis in enumerate(axes)})
-    for workload, kind in (
-        (w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.sampled
-    ):
+    for workload, kind in ((w, kind) for w in workloads for kind in ("", *drawn[w.id]) if not samples.sampled):
         made = request.truth.inputs(workload, seed, kind or request.operator.input_kinds[0])
         arrays.update({f"{workload.id}/{_array_name(kind, name)}": array for name, array in made.items()})
     data = {
-        "entries": [entry.data() for entry in entries], "workloads": [request.described(w) for w in workloads],
-        "seed": seed, "kinds": drawn, "tables": list(samples.tables), "rounds": effort[0], "calls": effort[1],
-        "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads}, "pace": dict(pace),
-    }  # fmt: skip
+        "entries": [entry.data() for entry in entries],
+        "workloads": [request.described(w) for w in workloads],
+        "seed": seed,
+        "kinds": drawn,
+        "tables": list(samples.tables),
+        "rounds": effort[0],
+        "calls": effort[1],
+        "calls_of": {w.id: calls_of(request, w, effort, known or pace) for w in workloads},
+        "pace": dict(pace),
+    }
     blobs = {name: plan for entry in entries for name, plan in entry.blobs(w.id for w in workloads).items()}
     scale = station.scale()
     outcome = run_job(station, request, found, Frame("time", data, arrays, blobs))
     if (failure := child_failure(outcome, "timing", Stage.MEASURE)) is not None:
         if judged is not None and failure.entry not in (None, entries[judged].id):
-            return Failure(
-                Verdict.INFRA_ERROR, f"{failure.entry} failed beside the candidate: {failure.reason}"
-            )
+            return Failure(Verdict.INFRA_ERROR, f"{failure.entry} failed beside the candidate: {failure.reason}")
         return failure
     answers = [frame for frame in outcome.frames if frame.kind == "timed"]
     try:
@@ -222,9 +219,7 @@ def _array_name(kind: str, name: str) -> str:
     return f"{kind}/{name}" if kind else name
 
 
-def calls_of(
-    request: TimingRequest, workload: Workload, effort: tuple[int, int], known: Mapping[str, float]
-) -> int:
+def calls_of(request: TimingRequest, workload: Workload, effort: tuple[int, int], known: Mapping[str, float]) -> int:
     """Calls per round: as many as fill ``BURST_SECONDS``, at most ``effort[1]``; at least two if there is one round.
 
     A workload that is not in ``known`` is taken to run as fast as the device's peaks allow.
@@ -234,9 +229,7 @@ def calls_of(
         return calls
     operator = request.operator
     kind = score.matrix_kind(operator, request.inputs(workload))
-    least = score.roofline_seconds(
-        operator.flops(workload), operator.bytes(workload), request.target.hardware, kind
-    )
+    least = score.roofline_seconds(operator.flops(workload), operator.bytes(workload), request.target.hardware, kind)
     seconds = known.get(workload.id, least)
     return min(calls, max(2 if rounds == 1 else 1, math.ceil(BURST_SECONDS / seconds)))
 
@@ -247,21 +240,15 @@ MALFORMED = (KeyError, TypeError, ValueError)
 
 def malformed_answer(error: Exception) -> Failure:
     """The failure of a child whose answer cannot be read."""
-    return Failure(
-        Verdict.CRASHED, one_line(f"the child's answer is malformed: {type(error).__name__} {error}")
-    )
+    return Failure(Verdict.CRASHED, one_line(f"the child's answer is malformed: {type(error).__name__} {error}"))
 
 
-def _timing(
-    frame: Frame, workloads: Sequence[Workload], entries: int, scale: DeviceRatio, seed: int
-) -> Timing:
+def _timing(frame: Frame, workloads: Sequence[Workload], entries: int, scale: DeviceRatio, seed: int) -> Timing:
     """A ``timed`` frame as a Timing. Raises one of ``MALFORMED`` unless all ``entries`` have equally many rounds."""
     data = frame.data
     workload = {w.id: w for w in workloads}[data["workload"]]
     rounds = [[[_checked_seconds(call) for call in calls] for calls in entry] for entry in data["rounds"]]
-    host, wall = (
-        [_checked_seconds(n, or_none=True) for n in data[f"{clock}_seconds"]] for clock in ("host", "wall")
-    )
+    host, wall = ([_checked_seconds(n, or_none=True) for n in data[f"{clock}_seconds"]] for clock in ("host", "wall"))
     if not len(rounds) == len(host) == len(wall) == entries:
         raise ValueError(f"{len(rounds)} entries instead of {entries}")
     if len({len(entry) for entry in rounds}) != 1 or not all(entry and all(entry) for entry in rounds):
@@ -278,12 +265,7 @@ def _checked_seconds(seconds: float, *, or_none: bool = False) -> float:
 
 
 def _timing_failure(
-    request: TimingRequest,
-    found: Findings,
-    samples: Samples,
-    timing: Timing,
-    place: int,
-    kinds: Sequence[str],
+    request: TimingRequest, found: Findings, samples: Samples, timing: Timing, place: int, kinds: Sequence[str]
 ) -> Failure | None:
     """Why entry ``place`` of a timing fails: changed inputs, wrong outputs, implausible times. None if it does not."""
     workload = timing.workload
@@ -314,9 +296,7 @@ def _timing_failure(
         return Failure(Verdict.IMPLAUSIBLE, reason)
     wall, known = timing.wall_seconds[place], max(figures.seconds, timing.host_seconds[place])
     if not request.target.interpreted and not wall <= WALL_FACTOR * known + WALL_SLACK_SECONDS:
-        reason = (
-            f"{workload.id}: {wall * 1e6:.0f} us by the wall clock, {known * 1e6:.0f} us by device events"
-        )
+        reason = f"{workload.id}: {wall * 1e6:.0f} us by the wall clock, {known * 1e6:.0f} us by device events"
         return Failure(Verdict.IMPLAUSIBLE, reason)
     return None
 
@@ -374,9 +354,7 @@ def child_failure(outcome: ChildOutcome, doing: str, stage: Stage) -> Failure | 
 
 
 def _failure_of(frame: Frame, stage: Stage) -> Failure:
-    kind, message, phase, trace = (
-        str(frame.data.get(name, "")) for name in ("type", "message", "phase", "trace")
-    )
+    kind, message, phase, trace = (str(frame.data.get(name, "")) for name in ("type", "message", "phase", "trace"))
     reason = one_line(f"{kind}: {message}" if message else kind)
     if kind in _FOUND_OUT:
         return Failure(_FOUND_OUT[kind], one_line(message), trace, Stage.CHECK)
@@ -385,9 +363,7 @@ def _failure_of(frame: Frame, stage: Stage) -> Failure:
     if phase in ("import", "compile") or kind in ("CompilationError", "CompileTimeAssertionFailure"):
         return Failure(Verdict.COMPILE_ERROR, reason, trace, Stage.COMPILE)
     if _MEMORY_FAULT.search(message):
-        return Failure(
-            Verdict.CRASHED, one_line(f"the device reports: {message.splitlines()[0]}"), trace, stage
-        )
+        return Failure(Verdict.CRASHED, one_line(f"the device reports: {message.splitlines()[0]}"), trace, stage)
     if kind == "TypeError" and ("output" in message or "launch returns" in message):
         return Failure(Verdict.INCORRECT, reason, trace, Stage.CHECK)
     return Failure(Verdict.CRASHED, reason, trace, stage)

@@ -33,7 +33,7 @@ from tilewright.seeds.operator import (
     Suite,
     TensorSpec,
     Workload,
-)  # fmt: skip
+)
 from tilewright.seeds.sampled import TABLE, TABLE_KINDS, WINDOW, Elements, Sample, normal_table, spread_picks
 from tilewright.workers.intake.calls.call_text import OFFSETS, PARTS
 from tilewright.workers.intake.calls.dtypes import is_float, is_narrow, numpy_dtype
@@ -139,16 +139,11 @@ recurrence over hundreds of steps, or an inverse, outgrows its type."""
 
 def with_smaller(operands: Sequence[Operand]) -> tuple[list[Operand], str]:
     """The operands with such floats at ``SMALLER``, and a note for the user; the note is empty if there are none."""
-    usual = [
-        o.name for o in operands if is_float(o.dtype) and o.size == 1.0 and o.least is None and not o.form
-    ]
+    usual = [o.name for o in operands if is_float(o.dtype) and o.size == 1.0 and o.least is None and not o.form]
     made = [dataclasses.replace(o, size=SMALLER) if o.name in usual else o for o in operands]
     if not usual:
         return made, ""
-    return (
-        made,
-        f"drawn times {SMALLER}, as the kernel's answers to larger ones are no numbers: {', '.join(usual)}",
-    )
+    return (made, f"drawn times {SMALLER}, as the kernel's answers to larger ones are no numbers: {', '.join(usual)}")
 
 
 @dataclass(frozen=True)
@@ -190,8 +185,7 @@ def drawn_integers(
         values = found[operand.name]
         if (
             operand.values
-            and kept_value(operand.values, label_of(dims), operand.name, operand.dtype, values.shape)
-            is not None
+            and kept_value(operand.values, label_of(dims), operand.name, operand.dtype, values.shape) is not None
         ):
             continue
         flat = np.diff(values, prepend=values.dtype.type(0)) if operand.form in PARTS else values.reshape(-1)
@@ -274,9 +268,7 @@ class TakenOperator:
             if is_narrow(result.dtype) or is_code(result.dtype, self.operands):
                 least, leans = max(LEAST_CODES, 1 - (result.leans or 1)), bool(result.leans)
                 either = BESIDE if self.precision == "float64" else ()
-                gate = AgreementGate(
-                    result.name, result.name, (result.name,), least, leans=leans, either=either
-                )
+                gate = AgreementGate(result.name, result.name, (result.name,), least, leans=leans, either=either)
                 found.append(gate)
             elif is_float(result.dtype):
                 bounds = (result.min_db, result.worst)
@@ -318,9 +310,7 @@ class TakenOperator:
                 found[name] = {name: near[name] for name in codes}
         return found
 
-    def answers(
-        self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None
-    ) -> Arrays:
+    def answers(self, inputs: Mapping[str, Any], at: Mapping[str, Sequence[np.ndarray]] | None = None) -> Arrays:
         """The reference's results by name, float64 or in the result's own bits; ``at``: at these indices alone."""
         places = {r.place: at[r.name] for r in self.results} if at else None
         values = run_reference(function_of(self.reference), self.call, inputs, self.precision, places)
@@ -344,9 +334,7 @@ class TakenOperator:
 
     def flops(self, workload: Workload) -> int:
         """``work``, or one operation for each element written if that is more."""
-        return max(
-            self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results)
-        )
+        return max(self.work.get(workload.id, 0), sum(math.prod(r.sizes(workload.dims)) for r in self.results))
 
     def products(self, workload: Workload) -> int:
         """FLOP for matrix units: 0 if the reference multiplies no matrices."""

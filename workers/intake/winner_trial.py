@@ -59,9 +59,7 @@ def answer_to(request: Request) -> Answer:
     for call, dims in asked:
         try:
             with judged():
-                why = _call_error(
-                    module, request["function"], call, operands, dims, request["chip"], original
-                )
+                why = _call_error(module, request["function"], call, operands, dims, request["chip"], original)
         except _NotServed:
             continue
         except Exception as error:  # noqa: BLE001 - whatever the module raises
@@ -80,9 +78,14 @@ def _refuse(served: object) -> Any:
 
 
 def _call_error(
-    module: Any, name: str, call: Call, operands: Sequence[Operand], dims: Mapping[str, int],
-    chip: Mapping[str, Any] | None, original: Any,
-) -> str:  # fmt: skip
+    module: Any,
+    name: str,
+    call: Call,
+    operands: Sequence[Operand],
+    dims: Mapping[str, int],
+    chip: Mapping[str, Any] | None,
+    original: Any,
+) -> str:
     """``chip``: the TPU that a function of JAX may ask for."""
     function = getattr(module, name)
     call = replace(call, keywords=accepted_keywords(function, call.keywords))

@@ -37,11 +37,19 @@ class Values:
         found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}
         order = {address: n for n, address in enumerate(found)}
         copies = [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s).clone() for s in found.values()]
-        return cls(copies, {
-            at: (order[t.untyped_storage().data_ptr()], t.dtype, tuple(t.shape), tuple(t.stride()),
-                 t.storage_offset())
-            for at, t in tensors.items()
-        })  # fmt: skip
+        return cls(
+            copies,
+            {
+                at: (
+                    order[t.untyped_storage().data_ptr()],
+                    t.dtype,
+                    tuple(t.shape),
+                    tuple(t.stride()),
+                    t.storage_offset(),
+                )
+                for at, t in tensors.items()
+            },
+        )
 
     def tensors(self, storages: Sequence[torch.Tensor]) -> dict[int | str, torch.Tensor]:
         """The arguments as views of such copies."""
@@ -213,9 +221,7 @@ class LaunchRecorder:
             return
         found = self._known.get((id(outer), key))
         if found is None:
-            found = self._known[(id(outer), key)] = self._launch(
-                outer, inner, key, given, plain, args, kwargs
-            )
+            found = self._known[(id(outer), key)] = self._launch(outer, inner, key, given, plain, args, kwargs)
             found.number = len(self.launches)
             self.launches.append(found)
             self._note_callers(str(inner.fn.__module__).partition(".")[0])
@@ -231,9 +237,15 @@ class LaunchRecorder:
             frame = frame.f_back  # type: ignore[assignment]
 
     def _launch(
-        self, outer: Any, inner: Any, key: Signature, given: tuple[Any, ...], plain: dict[str, Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any],
-    ) -> Launch:  # fmt: skip
+        self,
+        outer: Any,
+        inner: Any,
+        key: Signature,
+        given: tuple[Any, ...],
+        plain: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Launch:
         grid = kwargs.get("grid")
         bound = {**dict(zip(inner.arg_names, args, strict=False)), **kwargs}
         try:
@@ -242,9 +254,8 @@ class LaunchRecorder:
         except Exception:  # noqa: BLE001 - a grid that cannot be asked is the program's own, and it will be
             sizes = ()
         chosen = {
-            k: v for k, v in _arguments(kwargs).items()
-            if k not in plain and isinstance(v, int | float | bool | str)
-        }  # fmt: skip
+            k: v for k, v in _arguments(kwargs).items() if k not in plain and isinstance(v, int | float | bool | str)
+        }
         module, name = self._places.setdefault(id(outer), _place(outer, inner))
         code = inner.fn.__code__
         tensors = [v for v in (*given, *plain.values()) if torch.is_tensor(v)]
@@ -254,12 +265,24 @@ class LaunchRecorder:
         elif _is_called(outer):
             left = "another kernel calls it"
         return Launch(
-            inner.fn.__name__, outer, module, name, f"{code.co_filename}:{code.co_firstlineno}", key,
+            inner.fn.__name__,
+            outer,
+            module,
+            name,
+            f"{code.co_filename}:{code.co_firstlineno}",
+            key,
             tuple(None if torch.is_tensor(v) else v for v in given),
             {k: None if torch.is_tensor(v) else v for k, v in plain.items()},
-            grid, sizes, chosen, _bytes(tensors), str(getattr(inner, "src", "")), _text(inner.arg_names, given, plain),
-            0, None, left,
-        )  # fmt: skip
+            grid,
+            sizes,
+            chosen,
+            _bytes(tensors),
+            str(getattr(inner, "src", "")),
+            _text(inner.arg_names, given, plain),
+            0,
+            None,
+            left,
+        )
 
 
 def tuner_of(kernel: Any) -> Any:
@@ -294,9 +317,11 @@ def _place(outer: Any, inner: Any) -> tuple[str, str]:
     own = [place for place in found if place[0] == inner.fn.__module__]
     classes = [v for v in vars(sys.modules.get(inner.fn.__module__, sys)).values() if isinstance(v, type)]
     within = (
-        (of.__module__, f"{of.__qualname__}.{name}") for of in classes for name, value in vars(of).items()
+        (of.__module__, f"{of.__qualname__}.{name}")
+        for of in classes
+        for name, value in vars(of).items()
         if getattr(value, "__func__", value) is outer and "<" not in of.__qualname__
-    )  # fmt: skip
+    )
     return (own or found or [*within] or [("", "")])[0]
 
 

@@ -186,11 +186,13 @@ def _of_file(path: Path) -> list[Replacement | Option | Winner]:
     if "REPLACEMENTS" not in found:
         raise BadStep(f"{path.name} has no REPLACEMENTS")
     return [
-        Option(r.module, r.name, r.option, r.value, r.known) if hasattr(r, "option")
-        else Winner(r.module, r.name, str((path.parent / r.file).resolve())) if hasattr(r, "file")
+        Option(r.module, r.name, r.option, r.value, r.known)
+        if hasattr(r, "option")
+        else Winner(r.module, r.name, str((path.parent / r.file).resolve()))
+        if hasattr(r, "file")
         else Replacement(r.module, r.name, dict(r.launches), r.winner, r.pinned)
         for r in found["REPLACEMENTS"]  # of the file's own copy of the run time
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

@@ -23,9 +23,7 @@ FACTORS = ((4, 2, 8, 16), (1 / 4, 1 / 2, 1 / 8, 1 / 16))
 LEAST_GAIN, LEAST_SECONDS = 1.01, 60.0
 
 
-def search_options(
-    recorded: Recorded, seconds: float, kept: Outcomes, say: Callable[[str], None]
-) -> list[Option]:
+def search_options(recorded: Recorded, seconds: float, kept: Outcomes, say: Callable[[str], None]) -> list[Option]:
     """Options that make the step faster, each at its best value.
 
     ``seconds``: after that, or a minute, no other is tried. ``kept``: what an earlier search noted; what it was trying
@@ -79,17 +77,17 @@ def candidates(recorded: Recorded) -> list[Option]:
     one step that left them out."""
     watches = {
         Watch(module, name, keep=False): options
-        for module, name, function in _functions(recorded.codes) if (options := _options(function))
-    }  # fmt: skip
+        for module, name, function in _functions(recorded.codes)
+        if (options := _options(function))
+    }
     with Installation([*watches]).installed():
         recorded.step()
     found = []
     for watch, options in watches.items():
         for option, default in options.items():
             known = tuple(  # in one order for every run: faster.py holds it
-                c for c in sorted(watch.seen, key=repr)
-                if option not in dict(c[2])
-            )  # fmt: skip
+                c for c in sorted(watch.seen, key=repr) if option not in dict(c[2])
+            )
             if known:
                 found.append(Option(watch.module, watch.name, option, default, known))
     return found
@@ -112,6 +110,4 @@ def _functions(codes: Mapping[Any, str]) -> Iterator[tuple[str, str, Any]]:
 def _options(function: Any) -> dict[str, int]:
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        p.name: p.default for p in parameters if type(p.default) is int and p.default >= 1 and p.kind in kinds
-    }
+    return {p.name: p.default for p in parameters if type(p.default) is int and p.default >= 1 and p.kind in kinds}

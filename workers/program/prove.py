@@ -81,23 +81,23 @@ change 55 to 73 %, by two all (simulated)."""
 
 
 def loss_test(
-    original: Sequence[Curve], changed: Sequence[Curve], trains: bool, db: float = math.inf,
+    original: Sequence[Curve],
+    changed: Sequence[Curve],
+    trains: bool,
+    db: float = math.inf,
     nudged: Sequence[Curve] = (),
-) -> LossTest:  # fmt: skip
+) -> LossTest:
     """Of curves by start; the worse of the whole run and its last quarter. ``trains``: the results are of a training
     step, with gradients that are ``db`` from the original's; of others a share of the largest is allowed. ``nudged``:
     the original's where the last bit of every parameter changes, from the same starts, as many as ``LOOKS`` has."""
     steps = min(len(curve) for curve in (*original, *changed))
-    found = [
-        _of_part(original, changed, begin, trains, db, nudged) for begin in {0, steps - max(1, steps // 4)}
-    ]
+    found = [_of_part(original, changed, begin, trains, db, nudged) for begin in {0, steps - max(1, steps // 4)}]
     return max(found, key=lambda test: test.used)
 
 
 def _of_part(
-    original: Sequence[Curve], changed: Sequence[Curve], begin: int, trains: bool, db: float,
-    nudged: Sequence[Curve],
-) -> LossTest:  # fmt: skip
+    original: Sequence[Curve], changed: Sequence[Curve], begin: int, trains: bool, db: float, nudged: Sequence[Curve]
+) -> LossTest:
     own, ours, other = (
         [statistics.fmean(curve[begin:]) for curve in of] for of in (original, changed, nudged or original)
     )
@@ -156,9 +156,13 @@ class Proof:
     """Decides which replacements stay. ``layers``: FP8 linear layers, which are one replacement among them."""
 
     def __init__(
-        self, program: Program, recorded: Recorded, replacements: Sequence[Replacement | Option | Winner],
-        layers: Any = None, say: Callable[[str], object] = str,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        recorded: Recorded,
+        replacements: Sequence[Replacement | Option | Winner],
+        layers: Any = None,
+        say: Callable[[str], object] = str,
+    ) -> None:
         self.program, self.recorded, self._say = program, recorded, say
         self.parts: dict[str, list[Any]] = {r.label: [r] for r in replacements if not r.pinned}
         """What is proved as one, by its label."""
@@ -210,14 +214,22 @@ class Proof:
                 before = statistics.median(t for r in rounds[""] for t in r)
                 predicted = ratio(self.rounds["look"], "", "*")
                 result = {
-                    "gain": whole.value, "interval": (whole.low, whole.high), "before": before,
+                    "gain": whole.value,
+                    "interval": (whole.low, whole.high),
+                    "before": before,
                     "seconds": before / whole.value,  # medians of both apart hold what drifts, too
-                    "kept": [{
-                        "label": label, "gain": gained.value, "interval": (gained.low, gained.high),
-                        "calls": sum(r.calls for r in self.parts[label]),
-                    } for label, gained in parts.items()],
-                    "predicted": predicted.value, "predicted_interval": (predicted.low, predicted.high),
-                }  # fmt: skip
+                    "kept": [
+                        {
+                            "label": label,
+                            "gain": gained.value,
+                            "interval": (gained.low, gained.high),
+                            "calls": sum(r.calls for r in self.parts[label]),
+                        }
+                        for label, gained in parts.items()
+                    ],
+                    "predicted": predicted.value,
+                    "predicted_interval": (predicted.low, predicted.high),
+                }
                 break
         if result["gain"] is None:
             self.pins = []
@@ -235,9 +247,7 @@ class Proof:
             self._pin(label)
             self._leave_out(label, f"gives {_range(parts[label])} to the step")
         known = {**self.rounds, name: rounds}
-        known = {
-            n: {"": of[""], "*": of[out[0]]} for n, of in known.items() if len(out) == 1 and out[0] in of
-        }
+        known = {n: {"": of[""], "*": of[out[0]]} for n, of in known.items() if len(out) == 1 and out[0] in of}
         self.rounds = known if len(self.parts) == 1 or not known else {"look": known[name]}
 
     def _rounds(self, seconds: float) -> Rounds:
@@ -268,9 +278,10 @@ class Proof:
 
     def _wrong(self, replacement: Replacement) -> str:
         known = {
-            launch.key: launch for launch in self.recorded.launches
+            launch.key: launch
+            for launch in self.recorded.launches
             if (launch.module, launch.name) == (replacement.module, replacement.name)
-        }  # fmt: skip
+        }
         if not known:
             return "the step never launches it"
         for key, configuration in replacement.launches.items():
@@ -337,9 +348,7 @@ class Proof:
         others = {r.label: r.others for r in everything.replacements}
         for label, calls in everything.counts().items():
             if not calls:
-                self._leave_out(
-                    label, f"it never runs in the step, which makes {others.get(label, 0)} other calls"
-                )
+                self._leave_out(label, f"it never runs in the step, which makes {others.get(label, 0)} other calls")
         fp8, trains, ours = self.fp8 in self.parts, before["trains"], math.inf
         if before["noted"]:
             again = self._trajectory(None, steps=1, nudged=True)
@@ -384,7 +393,7 @@ class Proof:
 
     def _trajectory(
         self, under: Installation | None, steps: int = 0, start: int = 0, nudged: bool = False, since: int = 0
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Results by step, gradients and results of the step ``since`` (``noted``), at which what is changed begins,
         whether it trains, and the most memory (bytes)."""
         if torch.cuda.is_available():
@@ -435,9 +444,10 @@ class Proof:
     def _pin(self, label: str) -> None:
         """What a kernel's own tuner had chosen instead of what did not pay."""
         chosen = {
-            launch.key: launch.chosen for launch in self.recorded.launches
+            launch.key: launch.chosen
+            for launch in self.recorded.launches
             if f"{launch.module}.{launch.name}" == label and is_wrapped(launch.outer)
-        }  # fmt: skip
+        }
         found = self.parts[label][0]
         if chosen and isinstance(found, Replacement) and label != PINNED:
             pins = self.parts.get(PINNED, self.pins)
@@ -456,9 +466,7 @@ def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool 
     """Why gradients and results are not the original's; empty where they are. ``nudged``: the original's with the last
     bit of every number that it begins with changed: other kernels change less, FP8 layers more."""
     if original.keys() != ours.keys():
-        found, lost = (
-            ", ".join(sorted(a.keys() - b.keys())) for a, b in ((ours, original), (original, ours))
-        )
+        found, lost = (", ".join(sorted(a.keys() - b.keys())) for a, b in ((ours, original), (original, ours)))
         return f"of results and gradients it gives {found or 'nothing'} where the original gives {lost or 'nothing'}"
     own, db = (_decibels(original, other) for other in (nudged, ours))
     if not db >= max(0.0, min(FP8_GRADIENT_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
@@ -467,9 +475,7 @@ def gradient_fault(original: Tensors, nudged: Tensors, ours: Tensors, fp8: bool 
         own, db = (_decibels({name: expected}, {name: other.get(name, expected)}) for other in (nudged, ours))
         result = name.startswith("result ")
         if not (result or db >= min(LOST_DB if fp8 else GRADIENT_DB, own - ROOM_DB)):
-            return (
-                f"the gradient of {name} is {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
-            )
+            return f"the gradient of {name} is {db:.1f} dB from the original's (the original's own {own:.1f} dB)"
         share = 10 ** (-db / 10)  # of noise: twice as much in length at most, and what it is by chance
         chance = 0.0 if result and expected.numel() == 1 else 3 * math.sqrt(share / max(1, expected.numel()))
         if not (lean := _lean(expected, ours[name])) <= (allowed := LEAN + 2 * share + chance):

@@ -80,9 +80,7 @@ def device_facts() -> dict[str, Any]:
     return {**facts, "product": torch.cuda.get_device_name(), "copy": copy}
 
 
-def record(
-    program: Program, ahead: Mapping[str, Any], keep_values: bool, say: Callable[[str], object]
-) -> Recorded:
+def record(program: Program, ahead: Mapping[str, Any], keep_values: bool, say: Callable[[str], object]) -> Recorded:
     """Run the step a few times. Raises BadStep for one that fails or launches nothing.
 
     ``ahead``: what was ``scouted``.
@@ -117,15 +115,31 @@ def record(
         if keep_values and row["launch"] is not None and launches[row["launch"]].values is None:
             row["left"] = row["left"] or "no values of it were kept: they are too many, or hold addresses"
     data = {
-        "name": program.name, "device": device, "first_step_seconds": first, "tuning": tuners, "wall_seconds": wall,
+        "name": program.name,
+        "device": device,
+        "first_step_seconds": first,
+        "tuning": tuners,
+        "wall_seconds": wall,
         "host_seconds": _host_seconds(step),
-        "graph": graph, "faults": faults, "busy_seconds": busy, "rows": rows,
+        "graph": graph,
+        "faults": faults,
+        "busy_seconds": busy,
+        "rows": rows,
         "fp8": fp8_layers(ahead.get("linears", []), graph, turns),
-        "launches": [{
-            "kernel": launch.kernel, "module": launch.module, "name": launch.name, "place": launch.place,
-            "arguments": launch.text, "grid": list(launch.sizes), "chosen": launch.chosen, "bytes": launch.bytes,
-        } for launch in launches],
-    }  # fmt: skip
+        "launches": [
+            {
+                "kernel": launch.kernel,
+                "module": launch.module,
+                "name": launch.name,
+                "place": launch.place,
+                "arguments": launch.text,
+                "grid": list(launch.sizes),
+                "chosen": launch.chosen,
+                "bytes": launch.bytes,
+            }
+            for launch in launches
+        ],
+    }
     if several and not graph:
         faults.append(STREAMS)
     if graph and ALLOCATES in faults:  # what the replay reads and writes stays where it is
@@ -182,8 +196,9 @@ def _profiled(step: Callable[[], Any], recorder: LaunchRecorder, count: int) -> 
     on_device = [e for e in raw if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
     kernels = [
         Kernel(e.name(), e.start_ns(), e.duration_ns() * 1e-9, e.device_resource_id())
-        for e in on_device if not (e.is_user_annotation() or e.name().startswith(ANNOTATIONS))
-    ]  # fmt: skip
+        for e in on_device
+        if not (e.is_user_annotation() or e.name().startswith(ANNOTATIONS))
+    ]
     if len(kernels) % count:  # the steps differ, and nothing says where the last one begins
         recorder.events = []
         return _profiled(step, recorder, 1)
@@ -211,16 +226,14 @@ def _host_seconds(step: Callable[[], Any]) -> float:
 
 def _rows(
     kernels: list[Kernel], events: list[Any], launches: list[Launch], generated: Mapping[str, Any], copy: float
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """A row for each kernel and distinct launch. Launches join kernels by name and order. ``copy``: bytes/s.
 
     ``floor``: seconds that a copy of the bytes of the calls' tensors takes; their own where these are not known.
     """
     if not kernels:  # no device: launches alone, without times
         calls = Counter(event.number for event in events)
-        return [
-            _row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0) for of in launches if calls[of.number]
-        ]  # fmt: skip
+        return [_row("triton", of.kernel, of, None, calls[of.number], 0.0, 0.0) for of in launches if calls[of.number]]
     by_name: dict[str, list[int | None]] = defaultdict(list)
     for event in events:
         by_name[event.kernel].append(event.number)
@@ -245,7 +258,7 @@ def _rows(
     rows = [
         _row(kind, name, None if n is None else launches[n], generated.get(name), len(all_of), sum(all_of), copy)
         for (kind, name, n), all_of in seconds.items()
-    ]  # fmt: skip
+    ]
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
@@ -257,11 +270,19 @@ def _row(
     floor = min(seconds, calls * max(LEAST_SECONDS, size / copy)) if size and copy else seconds
     left = GENERATED if code is not None else UNTOLD if launch is None else launch.left
     return {
-        "kind": kind, "name": name, "calls": calls, "seconds": seconds, "bytes": size, "floor": floor, "left": left,
-        "launch": None if launch is None else launch.number, "place": getattr(found, "place", ""),
-        "arguments": getattr(found, "text", ""), "products": "dot(" in getattr(found, "source", ""),
+        "kind": kind,
+        "name": name,
+        "calls": calls,
+        "seconds": seconds,
+        "bytes": size,
+        "floor": floor,
+        "left": left,
+        "launch": None if launch is None else launch.number,
+        "place": getattr(found, "place", ""),
+        "arguments": getattr(found, "text", ""),
+        "products": "dot(" in getattr(found, "source", ""),
         "configuration": str(getattr(found, "chosen", "")),
-    }  # fmt: skip
+    }
 
 
 def _random_states() -> list[Any]:

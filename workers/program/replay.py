@@ -61,9 +61,7 @@ class Replay:
     def learn(self) -> str:
         """Run the original: which storages it writes, which tensors it fills whatever they held, what it answers. Why
         nothing can be told by that; empty where it can."""
-        around = [
-            torch.full((s.numel() + 2 * GUARD,), CANARY, dtype=s.dtype, device=s.device) for s in self._given
-        ]
+        around = [torch.full((s.numel() + 2 * GUARD,), CANARY, dtype=s.dtype, device=s.device) for s in self._given]
         self._guards = [edge for buffer in around for edge in (buffer[:GUARD], buffer[-GUARD:])]
         self.storages = [buffer[GUARD:-GUARD].copy_(s) for buffer, s in zip(around, self._given, strict=True)]
         self.tensors = self.values.tensors(self.storages)

@@ -67,9 +67,7 @@ def compile_all(jobs: Sequence[Job], seconds: float = MOST_SECONDS) -> dict[int,
     reader, writer = forks.Pipe(duplex=False)
     if seconds <= 0:
         return {}
-    children = [
-        forks.Process(target=_compile, args=(jobs, n, count, writer), daemon=True) for n in range(count)
-    ]
+    children = [forks.Process(target=_compile, args=(jobs, n, count, writer), daemon=True) for n in range(count)]
     for child in children:
         child.start()
     done: dict[int, tuple[bool, float]] = {}
@@ -166,9 +164,11 @@ class _Look:
         from triton.runtime.jit import JITFunction
 
         with (
-            patched(JITFunction, "run", self._launch), patched(Autotuner, "run", self._tune),
-            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace, contextlib.suppress(Exception),
-        ):  # fmt: skip
+            patched(JITFunction, "run", self._launch),
+            patched(Autotuner, "run", self._tune),
+            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace,
+            contextlib.suppress(Exception),
+        ):
             load().started()()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is None or not dynamo.counters["frames"]:  # compiled code has no layer to replace
@@ -182,11 +182,16 @@ class _Look:
         failed = [[key, config] for key, config, job in rows if job is None or not done.get(job, (False,))[0]]
         late = sum(job is not None and job not in done for *_, job in rows)
         return {
-            "compiling": time.monotonic() - begun, "kernels": len(done),
-            "tuners": len(self.tuned), "configurations": len(rows), "late": late,
-            "compiled": len(rows) - len(failed), "failed": failed,
-            "compile_seconds": sum(took for _, took in done.values()), "linears": self.linears,
-        }  # fmt: skip
+            "compiling": time.monotonic() - begun,
+            "kernels": len(done),
+            "tuners": len(self.tuned),
+            "configurations": len(rows),
+            "late": late,
+            "compiled": len(rows) - len(failed),
+            "failed": failed,
+            "compile_seconds": sum(took for _, took in done.values()),
+            "linears": self.linears,
+        }
 
     def _launch(self, before: Any, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("warmup", False):

@@ -139,9 +139,7 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     left = sum(job.weight for job in new) or 1.0
     # half of the budget compiles, in as many processes as there are cores
     most = int(seconds / 2 * max(1, len(os.sched_getaffinity(0)) - 1) / COMPILE_SECONDS)
-    plans = [
-        list(neighbours(job.launch, {}))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new
-    ]
+    plans = [list(neighbours(job.launch, {}))[: max(LEAST_TRIED, round(most * job.weight / left))] for job in new]
     say(f"  compiling for {len(new)} launch(es)")
     deadline = began + seconds
     replays = [Replay(job.launch) for job in new]
@@ -168,16 +166,15 @@ def search(jobs: Sequence[Job], seconds: float, say: Callable[[str], None], kept
     return [found[job.launch.number] for job in jobs]
 
 
-def _compile(
-    plans: Sequence[tuple[Replay, Sequence[Configuration]]], seconds: float
-) -> list[list[Configuration]]:  # fmt: skip
+def _compile(plans: Sequence[tuple[Replay, Sequence[Configuration]]], seconds: float) -> list[list[Configuration]]:
     """Of each plan what need not be compiled, or was within ``seconds``."""
     if not torch.cuda.is_available() or len(os.sched_getaffinity(0)) < 3:
         return [list(plan) for _, plan in plans]
     jobs = [
         job_of(r.kernel, lambda r=r, c=c: r.call(c, warmup=True))  # type: ignore[misc]
-        for r, plan in plans for c in plan
-    ]  # fmt: skip
+        for r, plan in plans
+        for c in plan
+    ]
     done = compile_all([job for job in jobs if job is not None], seconds)
     number = itertools.count()
     known = [job is None or done.get(next(number), (False,))[0] for job in jobs]
@@ -189,8 +186,11 @@ def current(launch: Launch, configuration: Configuration) -> Configuration:
     what is named like one. With another width or number of heads a kernel leaves its tensors."""
     kernel = innermost(launch.outer)
     given = {
-        **dict(zip(kernel.arg_names, launch.args, strict=False)), **launch.kwargs, **launch.chosen, **configuration
-    }  # fmt: skip
+        **dict(zip(kernel.arg_names, launch.args, strict=False)),
+        **launch.kwargs,
+        **launch.chosen,
+        **configuration,
+    }
     found = {name: int(given.get(name) or default) for name, default in DEFAULTS.items()}
     tuner = tuner_of(launch.outer)
     if tuner is None:
@@ -211,9 +211,11 @@ def neighbours(launch: Launch, start: Configuration) -> Iterator[Configuration]:
     interpreted = not torch.cuda.is_available()
     options = [
         (abs(values.index(v) - values.index(now[name])), {name: v})
-        for name, values in (("num_warps", WARPS), ("num_stages", STAGES)) if now[name] in values
-        for v in values if v != now[name] and not interpreted
-    ]  # fmt: skip
+        for name, values in (("num_warps", WARPS), ("num_stages", STAGES))
+        if now[name] in values
+        for v in values
+        if v != now[name] and not interpreted
+    ]
     near = [configuration for distance, configuration in options if distance == 1]
     tiles: list[Configuration] = []
     for name, value in now.items():

@@ -72,9 +72,7 @@ def take_turns(
     ``least`` whatever they take."""
     found: Rounds = {name: [] for name in arms}
     deadline, count = time.monotonic() + seconds, 0
-    while count < least or (
-        count < MOST_ROUNDS and time.monotonic() < deadline and not (decided and decided(found))
-    ):
+    while count < least or (count < MOST_ROUNDS and time.monotonic() < deadline and not (decided and decided(found))):
         first = count // 2 % len(arms)
         names = [*list(arms)[first:], *list(arms)[:first]]
         for name in reversed(names) if count % 2 else names:
@@ -98,11 +96,7 @@ class Turns:
         self._each = self._each and sum(steps_seconds(step, LEAST_BURST)) > 0.7 * LEAST_BURST * seconds
 
     def rounds(
-        self,
-        arms: Mapping[str, Any],
-        seconds: float = 0.0,
-        least: int = LEAST_ROUNDS,
-        decided: Decided | None = None,
+        self, arms: Mapping[str, Any], seconds: float = 0.0, least: int = LEAST_ROUNDS, decided: Decided | None = None
     ) -> Rounds:
         """Seconds of a step under each installation (``take_turns``).
 

@@ -21,9 +21,7 @@ DEVICES: Mapping[str, str] = {"0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x
 RESOURCE = "TPU"
 """What Ray calls a chip."""
 
-SYSTEM_FOLDERS = tuple(
-    map(Path, ("/sys/bus", "/sys/class", "/sys/devices", "/sys/module", "/dev/vfio", "/proc"))
-)
+SYSTEM_FOLDERS = tuple(map(Path, ("/sys/bus", "/sys/class", "/sys/devices", "/sys/module", "/dev/vfio", "/proc")))
 
 LOCK = Path("/tmp/libtpu_lockfile")
 
@@ -81,9 +79,7 @@ def device_config(chip: Chip) -> SessionConfig:
         environment={"TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         shared=() if interpreted else (LOCK, Path("/proc/self")),
         readable=() if interpreted else SYSTEM_FOLDERS,
-        devices=()
-        if interpreted
-        else tuple(sorted((*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/*")))),
+        devices=() if interpreted else tuple(sorted((*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/*")))),
     )
 
 
@@ -92,6 +88,11 @@ def _device_environment(chip: Chip) -> dict[str, str]:
     own = {"TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0"}
     passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
     return {
-        "JAX_PLATFORMS": "tpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": f"{chip.name}-1",
-        "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost", **own, **passed,
-    }  # fmt: skip
+        "JAX_PLATFORMS": "tpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": f"{chip.name}-1",
+        "TPU_WORKER_ID": "0",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        **own,
+        **passed,
+    }

@@ -118,6 +118,4 @@ def local_target() -> str | None:
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     capability = 10 * found["major"] + found["minor"]
-    return local_name(
-        found["product"], capability, found["multiprocessors"], found["smem_bytes"], found["l2_bytes"]
-    )
+    return local_name(found["product"], capability, found["multiprocessors"], found["smem_bytes"], found["l2_bytes"])

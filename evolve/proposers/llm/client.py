@@ -163,17 +163,28 @@ class ChatClient:
             )
             used = prompt_tokens + completion_tokens
             return Exchange(
-                key, self.model, tuple(messages), reply, prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens, salt=salt, seconds=time.monotonic() - began,
-            )  # fmt: skip
+                key,
+                self.model,
+                tuple(messages),
+                reply,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                salt=salt,
+                seconds=time.monotonic() - began,
+            )
         except EndpointFailed as error:
             log.warning("the model endpoint failed: %s", error)
             self._warn(f"warning: the language model does not answer: {error}")
             used = None if error.billed else 0
             return Exchange(
-                key, self.model, tuple(messages), error=str(error), prompt_tokens=worst if error.billed else 0,
-                salt=salt, seconds=time.monotonic() - began,
-            )  # fmt: skip
+                key,
+                self.model,
+                tuple(messages),
+                error=str(error),
+                prompt_tokens=worst if error.billed else 0,
+                salt=salt,
+                seconds=time.monotonic() - began,
+            )
         finally:
             self.budget.settle(worst, used)
 
@@ -210,9 +221,12 @@ class OpenAIEndpoint:
         parts = urlsplit(base_url)
         self._place = f"the model endpoint {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._client = openai.OpenAI(
-            base_url=base_url, api_key=api_key, timeout=timeout_seconds, max_retries=retries,
+            base_url=base_url,
+            api_key=api_key,
+            timeout=timeout_seconds,
+            max_retries=retries,
             http_client=openai.DefaultHttpxClient(event_hooks={"response": [self._tell]}),
-        )  # fmt: skip
+        )
 
     def _tell(self, response: Any) -> None:
         if response.status_code in (408, 409, 429) or response.status_code >= 500:
@@ -239,9 +253,7 @@ class OpenAIEndpoint:
             name = "no connection to" if unreached else f"{slow or type(error).__name__} from"
             raise EndpointFailed(f"{name} {self._place}", billed=not unreached) from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise EndpointFailed(
-                f"no chat completion from {self._place}; does the address end in /v1?"
-            ) from error
+            raise EndpointFailed(f"no chat completion from {self._place}; does the address end in /v1?") from error
         if not isinstance(reply, str) or not reply:
             raise EndpointFailed(f"an answer without text from {self._place}")
         counts = [getattr(usage, f"{part}_tokens", -1) for part in ("prompt", "completion")]

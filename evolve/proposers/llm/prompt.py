@@ -58,9 +58,12 @@ def improve(contract: Contract, history: History, parent: Candidate) -> Messages
     """Ask for a faster child of ``parent``."""
     evaluation = history.evaluation(parent.genome.id)
     parts = [
-        _contract(contract), _kernel("Kernel to improve", parent, evaluation), _relatives(history, parent),
-        _failures(history), "Propose one change.",
-    ]  # fmt: skip
+        _contract(contract),
+        _kernel("Kernel to improve", parent, evaluation),
+        _relatives(history, parent),
+        _failures(history),
+        "Propose one change.",
+    ]
     return [_system(), {"role": "user", "content": "\n\n".join(filter(None, parts))}]
 
 
@@ -120,8 +123,7 @@ def _relatives(history: History, parent: Candidate) -> str:
     others = [(c, e) for c, e in history.successes() if c.genome.id != parent.genome.id]
     best = sorted(others, key=lambda ce: (-(ce[1].fitness or 0.0), ce[0].index))[:RELATIVES]
     lines = [
-        f"- {e.fitness:.0f} {e.unit}: {_story(c)}; parameters {json.dumps(dict(c.genome.params))}"
-        for c, e in best
+        f"- {e.fitness:.0f} {e.unit}: {_story(c)}; parameters {json.dumps(dict(c.genome.params))}" for c, e in best
     ]
     return "The best others so far:\n" + "\n".join(lines) if lines else ""
 

@@ -58,9 +58,7 @@ def read_reply(reply: str, parent: str) -> ReplyEdit:
         ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what = error.args[0] if error.args else type(error).__name__
-        raise EditError(
-            f"the edited module does not parse: {what} at line {getattr(error, 'lineno', '?')}"
-        ) from error
+        raise EditError(f"the edited module does not parse: {what} at line {getattr(error, 'lineno', '?')}") from error
     summary = _SUMMARY.search(reply)
     return ReplyEdit(source, summary[1].strip()[:200] if summary else "no summary given")
 

@@ -137,9 +137,7 @@ class KernelSource:
             for small in statement.body:
                 value = None
                 if isinstance(small, cst.Assign):
-                    named = any(
-                        isinstance(t.target, cst.Name) and t.target.value == name for t in small.targets
-                    )
+                    named = any(isinstance(t.target, cst.Name) and t.target.value == name for t in small.targets)
                     value = small.value if named else None
                 elif isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
                     value = small.value if small.target.value == name else None
@@ -222,11 +220,7 @@ class KernelSource:
                         found[self.code(item.asname.name)] = full
                     else:
                         found[full.split(".")[0]] = full.split(".")[0]
-            elif (
-                isinstance(node, cst.ImportFrom)
-                and node.module
-                and not isinstance(node.names, cst.ImportStar)
-            ):
+            elif isinstance(node, cst.ImportFrom) and node.module and not isinstance(node.names, cst.ImportStar):
                 base = dotted(node.module) or ""
                 for item in node.names:
                     local = self.code(item.asname.name) if item.asname else self.code(item.name)

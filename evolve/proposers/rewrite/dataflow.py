@@ -110,11 +110,7 @@ def statements(body: cst.BaseSuite) -> Iterator[cst.CSTNode]:
 def loop_bounds(kernel: KernelSource, loop: cst.For, name: str = "range") -> tuple[str, str, str] | None:
     """(start, stop, step) texts of a loop over ``range``, or what is called ``name`` here, with one target name."""
     call = loop.iter
-    if (
-        not isinstance(call, cst.Call)
-        or not isinstance(loop.target, cst.Name)
-        or kernel.code(call.func) != name
-    ):
+    if not isinstance(call, cst.Call) or not isinstance(loop.target, cst.Name) or kernel.code(call.func) != name:
         return None
     texts = [kernel.code(a.value) for a in call.args if a.keyword is None]
     if any(a.star for a in call.args) or not texts:

@@ -12,9 +12,7 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, RewrittenKernel, Unsupported, Value, walk
 
-_LOOSE = (
-    cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp, cst.Lambda,
-)  # fmt: skip
+_LOOSE = (cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp, cst.Lambda)
 _TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.BooleanOperation)
 
 
@@ -322,9 +320,7 @@ def _drop_unused(source: str) -> tuple[str, tuple[str, ...]]:
     for literal, node in kernel.literals.items():
         if node is not None:
             gone = mention if literal == "CONSTRAINTS" else lambda key: key.strip("\"'") in dead
-            keep = [
-                e for e in node.elements if not (isinstance(e, cst.DictElement) and gone(kernel.code(e.key)))
-            ]
+            keep = [e for e in node.elements if not (isinstance(e, cst.DictElement) and gone(kernel.code(e.key)))]
             edit.replacements[node] = node.with_changes(elements=keep)
     return edit.text(edit.applied()), dead
 
@@ -341,9 +337,7 @@ def _mentions_all(tree: ast.Module) -> bool:
                 except ValueError:
                     return False
                 break
-    within = [
-        n for function in tree.body if isinstance(function, ast.FunctionDef) for n in ast.walk(function)
-    ]
+    within = [n for function in tree.body if isinstance(function, ast.FunctionDef) for n in ast.walk(function)]
     pieces = {id(piece) for node in within if isinstance(node, ast.JoinedStr) for piece in node.values}
     named = {node.value for node in within if isinstance(node, ast.Constant) and id(node) not in pieces}
     return isinstance(space, dict) and space.keys() <= named

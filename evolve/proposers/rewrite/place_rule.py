@@ -5,13 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from tilewright.evolve.proposers.rewrite.base import (
-    KernelSource,
-    Language,
-    RewrittenKernel,
-    Site,
-    Unsupported,
-)
+from tilewright.evolve.proposers.rewrite.base import KernelSource, Language, RewrittenKernel, Site, Unsupported
 from tilewright.evolve.proposers.rewrite.edit import Edit
 
 

@@ -105,9 +105,13 @@ class RewriteProposer:
         )
 
     def propose(
-        self, parent_source: str, parent_params: Mapping[str, Value], rng: np.random.Generator,
-        exclude: Tried = frozenset(), shares: Shares | None = None,
-    ) -> RewriteProposal | None:  # fmt: skip
+        self,
+        parent_source: str,
+        parent_params: Mapping[str, Value],
+        rng: np.random.Generator,
+        exclude: Tried = frozenset(),
+        shares: Shares | None = None,
+    ) -> RewriteProposal | None:
         """A rewritten child, None when every pair is excluded or none applies after all.
 
         ``shares`` maps the names of rules that apply to the probability of each.
@@ -146,9 +150,7 @@ def rewrite(
     if result is None:
         return None
     kept = {k: v for k, v in params.items() if k not in result.dropped}
-    return RewriteProposal(
-        result.source, {**kept, **result.added}, rule.name, site.key, site.description, rule.why
-    )
+    return RewriteProposal(result.source, {**kept, **result.added}, rule.name, site.key, site.description, rule.why)
 
 
 def _reason(error: Exception) -> str:

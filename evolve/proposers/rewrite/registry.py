@@ -10,10 +10,17 @@ from tilewright.fitness.targets import Target
 
 def pallas_rules() -> tuple[Rule, ...]:
     return (
-        grid.CacheAcrossAxis(), dots.ChunkRows(), dots.ChunkColumns(), dots.ScaleBeforeDot(),
-        dots.ReassociateScale(), tiles.SkipMaskedTiles(), normalise.NormaliseOnce(), exponents.BaseTwoSoftmax(),
-        grid.WholeReductionBlock(), unroll_grid.UnrollGridAxis(),
-    )  # fmt: skip
+        grid.CacheAcrossAxis(),
+        dots.ChunkRows(),
+        dots.ChunkColumns(),
+        dots.ScaleBeforeDot(),
+        dots.ReassociateScale(),
+        tiles.SkipMaskedTiles(),
+        normalise.NormaliseOnce(),
+        exponents.BaseTwoSoftmax(),
+        grid.WholeReductionBlock(),
+        unroll_grid.UnrollGridAxis(),
+    )
 
 
 def gluon_rules() -> tuple[Rule, ...]:
@@ -23,9 +30,12 @@ def gluon_rules() -> tuple[Rule, ...]:
 
 def triton_rules() -> tuple[Rule, ...]:
     return (
-        *gluon_rules(), single_edits.TransposedStore(), descriptors.DescriptorLoad(), lower.LowerProduct(),
+        *gluon_rules(),
+        single_edits.TransposedStore(),
+        descriptors.DescriptorLoad(),
+        lower.LowerProduct(),
         chain.LowerChain(),
-    )  # fmt: skip
+    )
 
 
 def rules(language: Language) -> tuple[Rule, ...]:

@@ -15,9 +15,7 @@ Product = tuple[str, ...]
 """Factors, sorted. ``@0:BM`` is what the elements of a tile of BM rows add along axis 0, ``@:BM`` along no axis yet."""
 
 _DEEPEST = 40
-_SIGNS: Mapping[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul
-}  # fmt: skip
+_SIGNS: Mapping[type, Callable[..., Any]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
 @dataclass(frozen=True)

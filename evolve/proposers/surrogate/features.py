@@ -165,9 +165,7 @@ def tabulate(text: str, space: Space) -> tuple[list[int], np.ndarray] | None:
         return None
     values = np.zeros(shape)
     for place in np.ndindex(*shape):
-        chosen = {
-            space.names[c]: space.parameters[space.names[c]][i] for c, i in zip(columns, place, strict=True)
-        }
+        chosen = {space.names[c]: space.parameters[space.names[c]][i] for c, i in zip(columns, place, strict=True)}
         try:
             value = float(term.evaluate({**space.some_constants, **chosen}))  # type: ignore[arg-type]
         except (ZeroDivisionError, OverflowError):

@@ -93,9 +93,15 @@ class Posterior:
     """
 
     def __init__(
-        self, features: np.ndarray, targets: np.ndarray, scales: np.ndarray, kernel: Kernel, *, noise: float,
+        self,
+        features: np.ndarray,
+        targets: np.ndarray,
+        scales: np.ndarray,
+        kernel: Kernel,
+        *,
+        noise: float,
         spare: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``features`` [observations, columns], ``targets`` [observations]; ``spare`` more may follow."""
         self._scales, self._kernel, self._noise = scales, kernel, noise
         self._middle = (features * scales).mean(axis=0)
@@ -255,9 +261,7 @@ class GaussianProcess:
                 break
         self._place = place
 
-    def posterior(
-        self, features: np.ndarray, targets: np.ndarray, stretch: float = 1.0, spare: int = 0
-    ) -> Posterior:
+    def posterior(self, features: np.ndarray, targets: np.ndarray, stretch: float = 1.0, spare: int = 0) -> Posterior:
         """The belief after these observations, length scales times ``stretch``; it can take in ``spare`` more."""
         noise, trend = 2.0 ** self._place[-1], 2.0 ** self._place[-2]
         few = len(features) <= FEW

@@ -97,9 +97,7 @@ EXPLOIT_DOUBT = 0.25
 class View:
     """A fitted model and the points it is asked about until the next refit."""
 
-    def __init__(
-        self, model: Model, proposed: Mapping[str, set[int]], rng: np.random.Generator, number: int
-    ) -> None:
+    def __init__(self, model: Model, proposed: Mapping[str, set[int]], rng: np.random.Generator, number: int) -> None:
         """``proposed`` maps a source to the codes of its points that are no longer open; ``number`` counts looks."""
         self.model = model
         self._proposed = proposed
@@ -158,9 +156,7 @@ class View:
     def _places_of(self, points: Sequence[tuple[int, Rows]], more: Sequence[Group] = ()) -> list[int]:
         """Where points (source, row) stand in the pool, which they join if need be, and ``more`` with them."""
         codes = [(k, codes_of(self.model.sources[k].space, row[None])[0]) for k, row in points]
-        missing = [
-            (k, row[None]) for (k, row), code in zip(points, codes, strict=True) if code not in self._places
-        ]
+        missing = [(k, row[None]) for (k, row), code in zip(points, codes, strict=True) if code not in self._places]
         if missing or more:
             self._add([*missing, *more])
         return [self._places[code] for code in codes]

@@ -56,9 +56,7 @@ def measure(shapes: list[Shape]) -> dict[str, dict[str, float]]:
     for m, n, k in shapes:
         dims = dict(zip(table.dimensions, (m, n, k), strict=True))
         legal = {name: r.kernel for name, r in kernels.items() if r.legality.holds(dims)}
-        calls = {
-            x: torch_launch.from_source(one, table.operands, (m, n, k), device) for x, one in legal.items()
-        }
+        calls = {x: torch_launch.from_source(one, table.operands, (m, n, k), device) for x, one in legal.items()}
         given: dict[str, Any] = {
             "a_s": torch.rand(k // 128, m, device=device) + 0.5,
             "b_s": torch.rand(-(-n // 128), k // 128, device=device) + 0.5,
@@ -87,9 +85,7 @@ def expression(params: Mapping[str, Any], c: Any) -> str:
     """The expected time of a kernel, as the dispatch rule reads it; six numbers c give it its size."""
     tiles, shared, beside = next(parts for name, parts in TILES.items() if name in params)
     slots = f"(132 - 4 * (d > 2)) * {beside}"
-    terms = (
-        f"{c[0]:.4g} + waves * ({c[1]:.4g} * steps + {c[2]:.4g}) + {c[3]:.4g} * N * K + {c[4]:.4g} * M * N"
-    )
+    terms = f"{c[0]:.4g} + waves * ({c[1]:.4g} * steps + {c[2]:.4g}) + {c[3]:.4g} * N * K + {c[4]:.4g} * M * N"
     terms += f" + {c[5]:.4g} * cdiv(tiles * d, 132) * steps"
     return (
         f"-1 if M < 16 or M > 64 else (lambda tiles: (lambda d: (lambda waves, steps: {terms})"
@@ -97,9 +93,7 @@ def expression(params: Mapping[str, Any], c: Any) -> str:
     )
 
 
-def fitted(
-    times: Mapping[str, Mapping[str, float]], params: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
+def fitted(times: Mapping[str, Mapping[str, float]], params: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The expression of each kernel that was measured on 20 shapes or more."""
     from scipy.optimize import nnls
 

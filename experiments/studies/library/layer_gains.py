@@ -35,9 +35,38 @@ LAYERS = {
 """(N, K) of products of public models, and small ones."""
 
 ROWS = (
-    1, 2, 4, 7, 8, 16, 24, 33, 48, 64, 65, 96, 100, 128, 192, 200, 256, 300, 384, 512, 640, 768, 1000, 1024, 1500, 2048,
-    3000, 4000, 4096, 8191, 8192,
-)  # fmt: skip
+    1,
+    2,
+    4,
+    7,
+    8,
+    16,
+    24,
+    33,
+    48,
+    64,
+    65,
+    96,
+    100,
+    128,
+    192,
+    200,
+    256,
+    300,
+    384,
+    512,
+    640,
+    768,
+    1000,
+    1024,
+    1500,
+    2048,
+    3000,
+    4000,
+    4096,
+    8191,
+    8192,
+)
 HELD_BYTES = 160 << 20
 """Of weights that calls walk over: three times the L2."""
 
@@ -114,17 +143,13 @@ def table(found: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     from tilewright_library import layer_rows, store
 
     rows = [row for row in found["rows"] if "error" not in row]
-    times: dict[str, Any] = {
-        mode: {k: dict(v) for k, v in layers.items()} for mode, layers in old["us"].items()
-    }
+    times: dict[str, Any] = {mode: {k: dict(v) for k, v in layers.items()} for mode, layers in old["us"].items()}
     for row in rows:
         layer = times.setdefault(row["mode"], {}).setdefault(f"{row['n']}x{row['k']}", {})
         layer[str(row["m"])] = [row["graph"]["fp8"], row["graph"]["bf16"]]
     few = [row for row in rows if row["m"] <= 16 and row["n"] * row["k"] <= 1 << 24]
     host = {
-        mode: [
-            statistics.median(row["eager"][c] for row in few if row["mode"] == mode) for c in ("fp8", "bf16")
-        ]
+        mode: [statistics.median(row["eager"][c] for row in few if row["mode"] == mode) for c in ("fp8", "bf16")]
         for mode in {row["mode"] for row in few}
     }
     measured = {row["mode"]: {key: found[key] for key in ("date", "device", "torch")} for row in rows}

@@ -82,9 +82,7 @@ def judged(some: Sequence[Case], target: str) -> list[dict[str, Any]]:
             began, answers = time.monotonic(), []
             for seed in case.seeds:
                 found = judge(case.source, case.params, seed)
-                answers.append(
-                    (seed, found.verdict.value, found.reason, len(found.drawn), list(found.outside))
-                )
+                answers.append((seed, found.verdict.value, found.reason, len(found.drawn), list(found.outside)))
                 if found.verdict is not Verdict.OK:
                     break
             good = (answers[-1][1] == "ok") is case.honest

@@ -44,9 +44,7 @@ ROOT = Path(__file__).parents[3]
 PRELOADED = ("numpy", "ml_dtypes", "scipy.stats", "pydantic", "pytest", "hypothesis")
 OURS = ("tilewright.", "testkit.", "tests.")
 QUICK = tuple(
-    shlex.split(
-        "-x -q -W ignore -p no:cacheprovider -m 'not slow and not gpu' -o addopts=--import-mode=importlib"
-    )
+    shlex.split("-x -q -W ignore -p no:cacheprovider -m 'not slow and not gpu' -o addopts=--import-mode=importlib")
 )
 
 
@@ -63,19 +61,23 @@ DIALECT = (
     "tests/fitness/test_dialect.py",
 )
 _OF_FITNESS = (
-    "intervals", "race", "tpu/structure", "evaluation", "score", "tpu/simulation", "tpu/time_model", "targets", "isa",
-)  # fmt: skip
+    "intervals",
+    "race",
+    "tpu/structure",
+    "evaluation",
+    "score",
+    "tpu/simulation",
+    "tpu/time_model",
+    "targets",
+    "isa",
+)
 _OF_STAGES = ("measured_stages", "modelled_stages", "verify_shapes", "drawn_shapes", "modelled", "base")
 TESTS: dict[str, tuple[str, ...]] = {
     "fitness/gates.py": GATES,
     "fitness/elements.py": (*GATES, FROZEN),
     **{f"fitness/{name}.py": (f"tests/fitness/{_test_of(name)}", FROZEN) for name in _OF_FITNESS},
     "library/tilewright_library/dispatch_rule.py": ("tests/library/test_dispatch_rule.py", FROZEN),
-    "fitness/tpu/memory.py": (
-        "tests/fitness/tpu/test_memory.py",
-        "tests/fitness/tpu/test_time_model.py",
-        FROZEN,
-    ),
+    "fitness/tpu/memory.py": ("tests/fitness/tpu/test_memory.py", "tests/fitness/tpu/test_time_model.py", FROZEN),
     "fitness/tpu/llo.py": ("tests/fitness/tpu/test_llo.py", "tests/fitness/tpu/test_model.py"),
     "fitness/dialect.py": DIALECT,
     "workers/device/timing.py": (
@@ -188,9 +190,7 @@ def keep_apart(module: str, tests: Sequence[str]) -> None:
     """Import the tests, then forget whatever depends on the module: forks import that anew, and nothing else."""
     for test in tests:
         importlib.import_module(test.partition("::")[0].removesuffix(".py").replace("/", "."))
-    loaded = {
-        name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)
-    }
+    loaded = {name: m for name, m in sys.modules.items() if name.startswith(OURS) and getattr(m, "__file__", None)}
     uses = {name: _imports(Path(str(m.__file__)), name) for name, m in loaded.items()}
     tainted = {imported_name(module)}
     while more := {name for name, used in uses.items() if name not in tainted and used & tainted}:
@@ -209,9 +209,7 @@ def _imports(file: Path, name: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = (
-                ".".join([*name.split(".")[: -node.level], node.module or ""]) if node.level else node.module
-            )
+            base = ".".join([*name.split(".")[: -node.level], node.module or ""]) if node.level else node.module
             found |= {str(base), *(f"{base}.{alias.name}" for alias in node.names)}
     return found
 
@@ -280,9 +278,7 @@ def _written(args: argparse.Namespace) -> str:
         lines, rows = source.splitlines(keepends=True), []
         for one in _of(module, args):
             after = one.text.splitlines(keepends=True)
-            begin = next(
-                (n for n, (a, b) in enumerate(zip(lines, after, strict=False)) if a != b), len(lines)
-            )
+            begin = next((n for n, (a, b) in enumerate(zip(lines, after, strict=False)) if a != b), len(lines))
             same = 0
             while same < min(len(lines), len(after)) - begin and lines[-1 - same] == after[-1 - same]:
                 same += 1
@@ -357,11 +353,7 @@ def main() -> int:
     from hypothesis import HealthCheck, Phase, settings
 
     settings.register_profile(
-        "mutants",
-        phases=[Phase.generate],
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        "mutants", phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     settings.load_profile("mutants")
     found = [

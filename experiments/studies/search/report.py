@@ -69,13 +69,13 @@ def describe(runs: Sequence[Run], setting: Setting) -> str:
     ]
     rows = {**summary.spaces, "worst space": summary.worst, "**mean**": summary.mean}
     lines += [f"| {name} | " + " | ".join(f"{v:.3f}" for v in values) + " |" for name, values in rows.items()]
-    lines.append(
-        "| 95 % interval | " + " | ".join(f"{lo:.3f}–{hi:.3f}" for lo, hi in summary.interval) + " |"
-    )
+    lines.append("| 95 % interval | " + " | ".join(f"{lo:.3f}–{hi:.3f}" for lo, hi in summary.interval) + " |")
     lines.append("| goal | " + " | ".join(f"{GOALS[mark]:.3f}" for mark in summary.marks) + " |")
     lines += _peer_rows(summary)
-    lines += ["", f"Runs within 5 % of the optimum at n={len(runs[0].curve)}: {summary.arrived:.1%} "
-              f"(goal {ARRIVED_GOAL:.0%})."]  # fmt: skip
+    lines += [
+        "",
+        f"Runs within 5 % of the optimum at n={len(runs[0].curve)}: {summary.arrived:.1%} (goal {ARRIVED_GOAL:.0%}).",
+    ]
     cpu = np.mean([run.cpu_seconds for run in runs])
     lines.append(f"CPU time of one run, proposals and models included: {cpu:.1f} s (measured).")
     if setting.noise:

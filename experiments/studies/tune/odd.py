@@ -25,17 +25,13 @@ from testkit import ROOT
 def row_of(place, call):
     """The row of a function; begun again without the call at which its process ended."""
     pallas = "pallas" in Path(place.rpartition(":")[0]).read_text(encoding="utf-8")
-    more = (
-        {"JAX_PLATFORMS": "cpu"} if pallas else {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1")}
-    )
+    more = {"JAX_PLATFORMS": "cpu"} if pallas else {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1")}
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, **more, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, "one", place, call, str(int(pallas))]
     left_out = []
     while True:
-        done = subprocess.run(
-            [*command, *left_out], env=environment, capture_output=True, text=True, cwd=ROOT
-        )
+        done = subprocess.run([*command, *left_out], env=environment, capture_output=True, text=True, cwd=ROOT)
         lines = [json.loads(row) for row in done.stdout.splitlines() if row.startswith("{")]
         begun = [row["begun"] for row in lines if "begun" in row]
         if done.returncode >= 0 or not begun:
@@ -68,10 +64,13 @@ def _device():
 
     part = part_of(load_target("interpreter"))
     answers = {
-        "get_device_properties": Properties(device_numbers(part)), "current_device": 0, "synchronize": None,
+        "get_device_properties": Properties(device_numbers(part)),
+        "current_device": 0,
+        "synchronize": None,
         "get_device_capability": divmod(part["capability"], 10),
-        "device": contextlib.nullcontext(), "device_of": contextlib.nullcontext(),
-    }  # fmt: skip
+        "device": contextlib.nullcontext(),
+        "device_of": contextlib.nullcontext(),
+    }
     with interpreted(), contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, return_value=answer))

@@ -141,9 +141,7 @@ def _named_settings(data: bytes, section: Section) -> bool:
 
 def sections_of(data: bytes) -> Iterator[Section]:
     """The parts of a binary. Raises CubinError; struct.error, UnicodeDecodeError for bytes that are none."""
-    identity, _, machine, _, _, segments, start, _, _, long, many, size, count, names = _HEADER.unpack_from(
-        data
-    )
+    identity, _, machine, _, _, segments, start, _, _, long, many, size, count, names = _HEADER.unpack_from(data)
     if not identity.startswith(b"\x7fELF\x02\x01") or machine != _MACHINE_CUDA:
         raise CubinError("the code is no CUDA binary")
     if size != _SECTION.size or not names < count <= MOST_SECTIONS or (many and long != _SEGMENT.size):

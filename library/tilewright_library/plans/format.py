@@ -29,15 +29,45 @@ MAGIC = b"TWPLAN01"
 VERSION = 1
 
 DTYPE_BYTES: Mapping[str, int] = {
-    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
-}  # fmt: skip
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e8m0fnu": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}
 """Dtypes of operands and results, by torch's and numpy's names."""
 
 MAP_DTYPE_BITS: Mapping[int, int] = {
-    0: 8, 1: 16, 2: 32, 3: 32, 4: 64, 5: 64, 6: 16, 7: 32, 8: 64, 9: 16, 10: 32, 11: 32, 12: 32, 13: 4, 14: 4, 15: 6,
-}  # fmt: skip
+    0: 8,
+    1: 16,
+    2: 32,
+    3: 32,
+    4: 64,
+    5: 64,
+    6: 16,
+    7: 32,
+    8: 64,
+    9: 16,
+    10: 32,
+    11: 32,
+    12: 32,
+    13: 4,
+    14: 4,
+    15: 6,
+}
 """Bits of an element in memory, by ``CUtensorMapDataType``."""
 
 MOST_PLAN_BYTES = 64 << 20
@@ -55,10 +85,21 @@ ALIGNMENT = 16
 """Of the first byte of every tensor: kernels are compiled for addresses that are multiples of it."""
 
 _NUMBERS = {
-    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
-    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d",
-}  # fmt: skip
+    "i1": "b",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "u1": "B",
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "fp16": "e",
+    "fp32": "f",
+    "f32": "f",
+    "fp64": "d",
+}
 """Kinds of numbers in a kernel's signature to the ``struct`` format of their bytes."""
 
 KINDS = (*_NUMBERS, "bf16")
@@ -235,12 +276,7 @@ class Plan:
         def shorter(argument: Argument) -> Argument:
             if isinstance(argument, Scalar) or argument.slot != slot:
                 return argument
-            if (
-                isinstance(argument, Pointer)
-                or argument.fill_nan
-                or argument.shape[0] != whole
-                or argument.offset
-            ):
+            if isinstance(argument, Pointer) or argument.fill_nan or argument.shape[0] != whole or argument.offset:
                 raise PlanError(f"input {tensor.name} is read otherwise than by rows through the copy engine")
             return dataclasses.replace(argument, shape=(rows, *argument.shape[1:]))
 
@@ -252,9 +288,7 @@ class Plan:
             for step in self.steps
         )
         held = dataclasses.replace(tensor, shape=(rows, *tensor.shape[1:]))
-        return dataclasses.replace(
-            self, inputs=(*self.inputs[:slot], held, *self.inputs[slot + 1 :]), steps=steps
-        )
+        return dataclasses.replace(self, inputs=(*self.inputs[:slot], held, *self.inputs[slot + 1 :]), steps=steps)
 
     @cached_property
     def digest(self) -> str:
@@ -363,12 +397,14 @@ class _Check:
         _require(isinstance(plan.toolchain, Mapping), "the plan's toolchain is no table")
         for name, version in plan.toolchain.items():
             _require(_short(name) and _short(version), "the plan's toolchain is no table of short texts")
-        for group, most in ((plan.inputs, MOST_TENSORS), (plan.outputs, MOST_TENSORS), (plan.buffers, MOST_TENSORS),
-                            (plan.steps, MOST_STEPS), (plan.codes, MOST_CODES)):  # fmt: skip
-            _require(
-                isinstance(group, tuple) and len(group) <= most,
-                f"the plan has more than {most} parts of a kind",
-            )
+        for group, most in (
+            (plan.inputs, MOST_TENSORS),
+            (plan.outputs, MOST_TENSORS),
+            (plan.buffers, MOST_TENSORS),
+            (plan.steps, MOST_STEPS),
+            (plan.codes, MOST_CODES),
+        ):
+            _require(isinstance(group, tuple) and len(group) <= most, f"the plan has more than {most} parts of a kind")
         self._tensors()
         self._read_codes()
         for step in plan.steps:
@@ -387,25 +423,17 @@ class _Check:
         for tensor in (*plan.inputs, *plan.outputs):
             _require(isinstance(tensor, Tensor), "the plan has a tensor that is none")
             _require(_text_of(tensor.name, _NAME), "a tensor's name is none")
-            _require(
-                isinstance(tensor.dtype, str) and tensor.dtype in DTYPE_BYTES, f"{tensor.name}: unknown dtype"
-            )
+            _require(isinstance(tensor.dtype, str) and tensor.dtype in DTYPE_BYTES, f"{tensor.name}: unknown dtype")
             fits = isinstance(tensor.shape, tuple) and len(tensor.shape) <= MOST_DIMS
-            _require(
-                fits and all(_whole(n, 0, MOST_ALLOCATED) for n in tensor.shape), f"{tensor.name}: no shape"
-            )
+            _require(fits and all(_whole(n, 0, MOST_ALLOCATED) for n in tensor.shape), f"{tensor.name}: no shape")
             _require(tensor.bytes <= MOST_ALLOCATED, f"{tensor.name} is too large")
         for kind in (plan.inputs, plan.outputs):
             _require(len({t.name for t in kind}) == len(kind), "two of the plan's tensors have one name")
         ends: dict[int, list[tuple[int, int]]] = {}
         for output in plan.outputs:
             _require(isinstance(output, Output), "an output says nothing of its buffer")
-            _require(
-                _whole(output.buffer, 0, len(plan.buffers) - 1), f"output {output.name} lies in no buffer"
-            )
-            self._inside(
-                len(plan.inputs) + output.buffer, output.offset, output.bytes, f"output {output.name}"
-            )
+            _require(_whole(output.buffer, 0, len(plan.buffers) - 1), f"output {output.name} lies in no buffer")
+            self._inside(len(plan.inputs) + output.buffer, output.offset, output.bytes, f"output {output.name}")
             aligned = output.offset % DTYPE_BYTES[output.dtype] == 0
             _require(aligned, f"output {output.name} is not aligned to its elements")
             ends.setdefault(output.buffer, []).append((output.offset, output.offset + output.bytes))
@@ -463,12 +491,8 @@ class _Check:
                 self._map(argument)
                 size = MAP_BYTES
             elif isinstance(argument, Scalar):
-                _require(
-                    _whole(argument.size, 1, 8) and argument.size in (1, 2, 4, 8), "a number's size is none"
-                )
-                _require(
-                    _whole(argument.bits, 0, (1 << 8 * argument.size) - 1), "a number is larger than its size"
-                )
+                _require(_whole(argument.size, 1, 8) and argument.size in (1, 2, 4, 8), "a number's size is none")
+                _require(_whole(argument.bits, 0, (1 << 8 * argument.size) - 1), "a number is larger than its size")
                 size = argument.size
             else:
                 raise PlanError("the plan has an argument of no known kind")
@@ -479,17 +503,13 @@ class _Check:
         shape, strides, box = tensor_map.shape, tensor_map.strides, tensor_map.box
         _require(all(isinstance(t, tuple) for t in (shape, strides, box)), "a tensor map's sizes are none")
         rank = len(shape)
-        _require(
-            1 <= rank <= 5 and len(box) == rank and len(strides) == rank - 1, "a tensor map's rank is none"
-        )
+        _require(1 <= rank <= 5 and len(box) == rank and len(strides) == rank - 1, "a tensor map's rank is none")
         _require(all(_whole(n, 1, 1 << 32) for n in shape), "a tensor map's shape is out of bounds")
         _require(all(_whole(n, 1, 256) for n in box), "a tensor map's box is out of bounds")
         aligned = all(_whole(n, 0, (1 << 40) - 1) and n % 16 == 0 for n in strides)
         _require(aligned, "a tensor map's strides are out of bounds or no multiples of 16 bytes")
         known = _whole(tensor_map.dtype, 0, 15) and _whole(tensor_map.swizzle, 0, 6)
-        _require(
-            known and isinstance(tensor_map.fill_nan, bool), "a tensor map's dtype or swizzle is unknown"
-        )
+        _require(known and isinstance(tensor_map.fill_nan, bool), "a tensor map's dtype or swizzle is unknown")
         last = -(-shape[-1] * MAP_DTYPE_BITS[tensor_map.dtype] // 8)
         size = last + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=False))
         self._inside(tensor_map.slot, tensor_map.offset, size, "a tensor map")
@@ -497,9 +517,7 @@ class _Check:
 
     def _fill(self, fill: Fill) -> None:
         _require(_whole(fill.width, 1, 4) and fill.width in (1, 2, 4), "a fill's width is none")
-        _require(
-            _whole(fill.pattern, 0, (1 << 8 * fill.width) - 1), "a fill's pattern is larger than its width"
-        )
+        _require(_whole(fill.pattern, 0, (1 << 8 * fill.width) - 1), "a fill's pattern is larger than its width")
         self._inside(fill.slot, fill.offset, fill.bytes, "a fill")
         aligned = fill.bytes % fill.width == 0 and fill.offset % fill.width == 0
         _require(aligned, "a fill is not aligned to its width")

@@ -38,9 +38,7 @@ class Ready:
     queued before it ends. Raises CudaError where the device cannot run the plan, OSError where there is no driver.
     """
 
-    def __init__(
-        self, plan: Plan, device: int = 0, codes: Codes | None = None, *, overlaps: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, device: int = 0, codes: Codes | None = None, *, overlaps: bool = False) -> None:
         self.plan = plan
         self._context = driver.primary_context(device)
         self._slots = len(plan.inputs) + len(plan.buffers)
@@ -75,9 +73,7 @@ class Ready:
         else:
             self._run(blocks, known, addresses, stream)
 
-    def _run(
-        self, blocks: list[_Queued], known: Sequence[int] | None, addresses: Sequence[int], stream: int
-    ) -> None:
+    def _run(self, blocks: list[_Queued], known: Sequence[int] | None, addresses: Sequence[int], stream: int) -> None:
         if known != addresses:
             self._place(blocks, addresses)
         for block in blocks:
@@ -175,9 +171,7 @@ class _Kernel:
     def __init__(self, launch: Launch, module: ctypes.c_void_p, *, alone: bool) -> None:
         self.launch = launch
         self.function = ctypes.c_void_p()
-        found = driver.function("cuModuleGetFunction")(
-            ctypes.byref(self.function), module, launch.symbol.encode()
-        )
+        found = driver.function("cuModuleGetFunction")(ctypes.byref(self.function), module, launch.symbol.encode())
         driver.check(found, f"looking for {launch.symbol}")
         self._require_parameters()
         self._allow(driver.SHARED_BYTES, launch.shared)
@@ -199,9 +193,7 @@ class _Kernel:
         except AttributeError:  # a driver before CUDA 12.4
             return
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-        for place, argument in enumerate(
-            self.launch.arguments
-        ):  # as many as the code has, says the plan's check
+        for place, argument in enumerate(self.launch.arguments):  # as many as the code has, says the plan's check
             found = ask(self.function, place, ctypes.byref(offset), ctypes.byref(size))
             driver.check(found, f"asking {self.launch.symbol} for its parameters")
             if size.value != (wanted := len(_bytes_of(argument))):
@@ -345,9 +337,19 @@ class _Maps:
         box = (ctypes.c_uint32 * rank)(*reversed(described.box))
         ones = (ctypes.c_uint32 * rank)(*[1] * rank)
         code = self._encode(
-            made, described.dtype, rank, ctypes.c_void_p(address), shape, strides, box, ones, 0, described.swizzle,
-            _PROMOTE_128, int(described.fill_nan),
-        )  # fmt: skip
+            made,
+            described.dtype,
+            rank,
+            ctypes.c_void_p(address),
+            shape,
+            strides,
+            box,
+            ones,
+            0,
+            described.swizzle,
+            _PROMOTE_128,
+            int(described.fill_nan),
+        )
         driver.check(code, "encoding a tensor map")
         return made
 

@@ -11,11 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-SPACE = {
-    "block_q": (128, 256, 512, 1024, 2048),
-    "block_k": (128, 256, 512, 1024, 2048),
-    "vmem_mib": (32, 64, 100),
-}
+SPACE = {"block_q": (128, 256, 512, 1024, 2048), "block_k": (128, 256, 512, 1024, 2048), "vmem_mib": (32, 64, 100)}
 DEFAULTS = {"block_q": 128, "block_k": 128, "vmem_mib": 32}
 CONSTRAINTS = {
     "S % block_q == 0 or S < block_q": "block_q must divide S",
@@ -89,8 +85,7 @@ def build(params):
                 pltpu.VMEM((bq, size), jnp.float32),
             ],
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary"),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="attention_plain",
         )(q, k, v)

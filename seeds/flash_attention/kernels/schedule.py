@@ -327,8 +327,7 @@ def build(params):
             out_shape=jax.ShapeDtypeStruct((heads, rows, size), jnp.bfloat16),
             scratch_shapes=running if walk == "grid" else [],
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary"),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="attention",
         )(q, k, v)

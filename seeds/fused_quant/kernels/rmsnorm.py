@@ -4,12 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-SPACE = {
-    "block_m": (1, 2, 4, 8, 16),
-    "groups": (1, 2, 4, 8, 16),
-    "num_warps": (1, 2, 4, 8),
-    "num_stages": (1, 2, 3, 4),
-}
+SPACE = {"block_m": (1, 2, 4, 8, 16), "groups": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3, 4)}
 DEFAULTS = {"block_m": 4, "groups": 4, "num_warps": 4, "num_stages": 2}
 CONSTRAINTS = {
     "K % 128 == 0": "a group is 128 columns",

@@ -4,12 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-SPACE = {
-    "block_m": (4, 8, 16, 32, 64),
-    "groups": (1, 2, 4, 8),
-    "num_warps": (2, 4, 8),
-    "walk": ("rows", "columns"),
-}
+SPACE = {"block_m": (4, 8, 16, 32, 64), "groups": (1, 2, 4, 8), "num_warps": (2, 4, 8), "walk": ("rows", "columns")}
 DEFAULTS = {"block_m": 16, "groups": 1, "num_warps": 4, "walk": "columns"}
 CONSTRAINTS = {
     "K % 128 == 0": "a group is 128 columns",
@@ -18,9 +13,7 @@ CONSTRAINTS = {
 
 
 @triton.jit
-def swiglu_kernel(
-    x_ptr, q_ptr, s_ptr, M, K, BM: tl.constexpr, GROUPS: tl.constexpr, BY_COLUMNS: tl.constexpr
-):
+def swiglu_kernel(x_ptr, q_ptr, s_ptr, M, K, BM: tl.constexpr, GROUPS: tl.constexpr, BY_COLUMNS: tl.constexpr):
     steps = K // 128
     tiles_k = tl.cdiv(steps, GROUPS)
     if BY_COLUMNS:
@@ -51,14 +44,6 @@ def launch(inputs, params):
     s = torch.empty((k // 128, m), dtype=torch.float32)
     grid = (triton.cdiv(m, params["block_m"]) * triton.cdiv(k // 128, params["groups"]),)
     swiglu_kernel[grid](
-        x,
-        q,
-        s,
-        m,
-        k,
-        params["block_m"],
-        params["groups"],
-        params["walk"] == "columns",
-        num_warps=params["num_warps"],
+        x, q, s, m, k, params["block_m"], params["groups"], params["walk"] == "columns", num_warps=params["num_warps"]
     )
     return (q, s)

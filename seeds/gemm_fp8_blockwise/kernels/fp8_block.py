@@ -97,9 +97,7 @@ def product(m, n, k, params, a, a_s, b, b_s, c, by_rows=False):
 
 def launch(inputs, params):
     options = {"default_device": True}
-    if (
-        "x" in inputs
-    ):  # quantised by a launch of its own, into whole tiles: copies of rows that are not there cost more
+    if "x" in inputs:  # quantised by a launch of its own, into whole tiles: copies of rows that are not there cost more
         (m, k), n = inputs["x"].shape, inputs["w_q"].shape[0]
         defines, step, whole = product(m, n, k, params, "q", "s", "w_q", "w_s", "y")
         ahead = {

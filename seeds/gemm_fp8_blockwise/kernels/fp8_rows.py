@@ -16,16 +16,7 @@ SPACE = {
     "CN": (1, 2),
     "CTAS": (1, 2, 3),
 }
-DEFAULTS = {
-    "MOST": 64,
-    "WGS": 1,
-    "KB": 2,
-    "STAGES": 12,
-    "SPLIT": 4,
-    "FILL": 100,
-    "CN": 1,
-    "CTAS": 2,
-}
+DEFAULTS = {"MOST": 64, "WGS": 1, "KB": 2, "STAGES": 12, "SPLIT": 4, "FILL": 100, "CN": 1, "CTAS": 2}
 CONSTRAINTS = {
     "SPLIT * CN <= 8": "CTAs of a cluster",
     "2 * KB * (WGS * 8192 + MOST * 132) + 2048 * WGS * (MOST // 8 // SPLIT + 1) * (SPLIT - 1)"
@@ -60,8 +51,7 @@ def schedule(m, n, k, params):
     split = params["SPLIT"]
     # a cluster of more than two lies in one GPC, of 16 or 18 multiprocessors
     while split > 1 and (
-        units * split * 100 > (132 - 4 * (split * cn > 2)) * ctas * params["FILL"]
-        or k // 128 < 2 * kb * split
+        units * split * 100 > (132 - 4 * (split * cn > 2)) * ctas * params["FILL"] or k // 128 < 2 * kb * split
     ):
         split = 4 if split == 8 else split - 1
     registers = min(255, 65536 // ctas // (wgs * 128 + 64) // 8 * 8)

@@ -49,16 +49,23 @@ def steps_of(count_ptr, t, per_group, G, GP: gl.constexpr):
 @gluon.jit
 def promote(acc, partial, sa, sb, columns, COLUMNS: gl.constexpr):
     """acc + partial * scales: ``sa`` per row, ``sb`` one number or ``columns`` per column."""
-    return fenced(
-        acc + partial * columns[None, :] * sa[:, None] if COLUMNS else acc + partial * (sa * sb)[:, None]
-    )
+    return fenced(acc + partial * columns[None, :] * sa[:, None] if COLUMNS else acc + partial * (sa * sb)[:, None])
 
 
 @gluon.jit
 def producer(
-    maps, count_ptr, G, M, N, bufs, bars,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
+    maps,
+    count_ptr,
+    G,
+    M,
+    N,
+    bufs,
+    bars,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    GP: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
     """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 256)
@@ -74,9 +81,19 @@ def producer(
 
 @gluon.jit
 def store_rows(
-    c_desc, c_ptr, c_bufs, acc, row, end, col, N,
-    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, MMA: gl.constexpr,
-):  # fmt: skip
+    c_desc,
+    c_ptr,
+    c_bufs,
+    acc,
+    row,
+    end,
+    col,
+    N,
+    FIRST: gl.constexpr,
+    SLOTS: gl.constexpr,
+    WG: gl.constexpr,
+    MMA: gl.constexpr,
+):
     """Store 64 x 128 f32 as bf16: by TMA, or one by one where rows would be the next group's."""
     out = acc.to(gl.bfloat16)
     if row + 64 <= end:
@@ -90,10 +107,25 @@ def store_rows(
 
 @gluon.jit
 def consume(
-    c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, COLUMNS: gl.constexpr,
-    BEFORE: gl.constexpr, WG: gl.constexpr,
-):  # fmt: skip
+    c_desc,
+    bs_ptr,
+    c_ptr,
+    count_ptr,
+    G,
+    M,
+    N,
+    K,
+    bufs,
+    c_bufs,
+    bars,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    GP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    BEFORE: gl.constexpr,
+    WG: gl.constexpr,
+):
     """The warpgroup's 64 rows of every tile of this program."""
     a_bufs, s_bufs, b_bufs, t_bufs = bufs
     empty, ready, ready1 = bars
@@ -155,10 +187,26 @@ def consume(
 
 @gluon.jit
 def gemm_kernel(
-    a_desc, as_desc, b_desc, bs_desc, c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K,
-    STAGES: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
-    COLUMNS: gl.constexpr, BEFORE: gl.constexpr,
-):  # fmt: skip
+    a_desc,
+    as_desc,
+    b_desc,
+    bs_desc,
+    c_desc,
+    bs_ptr,
+    c_ptr,
+    count_ptr,
+    G,
+    M,
+    N,
+    K,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    GP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    BEFORE: gl.constexpr,
+):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -172,19 +220,59 @@ def gemm_kernel(
     bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
-    # fmt: off
     gl.warp_specialize(
         [
-            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
-                       STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 0)),
-            (consume, (c_desc, bs_ptr, c_ptr, count_ptr, G, M, N, K, bufs, c_bufs, bars,
-                       STAGES, GROUP, GP, SLOTS, COLUMNS, BEFORE, 1)),
+            (
+                consume,
+                (
+                    c_desc,
+                    bs_ptr,
+                    c_ptr,
+                    count_ptr,
+                    G,
+                    M,
+                    N,
+                    K,
+                    bufs,
+                    c_bufs,
+                    bars,
+                    STAGES,
+                    GROUP,
+                    GP,
+                    SLOTS,
+                    COLUMNS,
+                    BEFORE,
+                    0,
+                ),
+            ),
+            (
+                consume,
+                (
+                    c_desc,
+                    bs_ptr,
+                    c_ptr,
+                    count_ptr,
+                    G,
+                    M,
+                    N,
+                    K,
+                    bufs,
+                    c_bufs,
+                    bars,
+                    STAGES,
+                    GROUP,
+                    GP,
+                    SLOTS,
+                    COLUMNS,
+                    BEFORE,
+                    1,
+                ),
+            ),
             (producer, (maps, count_ptr, G, M, N, bufs, bars, STAGES, GROUP, GP, COLUMNS)),
         ],
         [4, 1],
         [REGS, 24],
     )
-    # fmt: on
 
 
 def launch(inputs, params):

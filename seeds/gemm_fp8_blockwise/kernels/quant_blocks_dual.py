@@ -21,22 +21,13 @@ SPACE = {
     "walk": ("rows", "columns"),
     "maxnreg": (0, 64, 80, 96, 128),
 }
-DEFAULTS = {
-    "piece_m": 8,
-    "piece_k": 8,
-    "lanes_m": 4,
-    "warps_m": 4,
-    "num_warps": 4,
-    "walk": "rows",
-    "maxnreg": 0,
-}
+DEFAULTS = {"piece_m": 8, "piece_k": 8, "lanes_m": 4, "warps_m": 4, "num_warps": 4, "walk": "rows", "maxnreg": 0}
 
 
 @gluon.jit
 def block_kernel(
-    x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K,
-    TILE: gl.constexpr, TURNED: gl.constexpr, BY_COLUMNS: gl.constexpr,
-):  # fmt: skip
+    x_ptr, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE: gl.constexpr, TURNED: gl.constexpr, BY_COLUMNS: gl.constexpr
+):
     pm, pk = place(gl.program_id(0), M, K, BY_COLUMNS)
     row = gl.arange(0, 128, gl.SliceLayout(1, TILE))
     col = gl.arange(0, 128, gl.SliceLayout(0, TILE))

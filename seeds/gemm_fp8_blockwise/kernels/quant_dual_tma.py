@@ -45,16 +45,23 @@ def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, BY_COLUMNS: gl.constexpr):
     pm, pk = place(t, M, K, BY_COLUMNS)
     inside = t < tiles
     mbarrier.expect(ready.index(slot), 128 * 128 * 2, pred=inside)
-    tma.async_copy_global_to_shared(
-        x_desc, [pm * 128, pk * 128], ready.index(slot), bufs.index(slot), pred=inside
-    )
+    tma.async_copy_global_to_shared(x_desc, [pm * 128, pk * 128], ready.index(slot), bufs.index(slot), pred=inside)
 
 
 @gluon.jit
 def dual_kernel(
-    x_desc, q_ptr, s_ptr, qt_ptr, st_ptr, M, K,
-    TILE: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, BY_COLUMNS: gl.constexpr,
-):  # fmt: skip
+    x_desc,
+    q_ptr,
+    s_ptr,
+    qt_ptr,
+    st_ptr,
+    M,
+    K,
+    TILE: gl.constexpr,
+    TURNED: gl.constexpr,
+    STAGES: gl.constexpr,
+    BY_COLUMNS: gl.constexpr,
+):
     bufs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], gl.NVMMASharedLayout(128, 16))
     ready = ring(STAGES, 1)
     # what the copies complete must have been made before the first copy is asked for

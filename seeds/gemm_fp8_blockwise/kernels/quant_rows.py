@@ -4,12 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-SPACE = {
-    "block_m": (8, 16, 32, 64, 128),
-    "groups": (1, 2, 4, 8),
-    "num_warps": (2, 4, 8),
-    "walk": ("rows", "columns"),
-}
+SPACE = {"block_m": (8, 16, 32, 64, 128), "groups": (1, 2, 4, 8), "num_warps": (2, 4, 8), "walk": ("rows", "columns")}
 DEFAULTS = {"block_m": 32, "groups": 1, "num_warps": 4, "walk": "rows"}
 CONSTRAINTS = {
     "K % 128 == 0": "a group is 128 columns",
@@ -46,14 +41,6 @@ def launch(inputs, params):
     s = torch.empty((k // 128, m), dtype=torch.float32)
     grid = (triton.cdiv(m, params["block_m"]) * triton.cdiv(k // 128, params["groups"]),)
     rows_kernel[grid](
-        x,
-        q,
-        s,
-        m,
-        k,
-        params["block_m"],
-        params["groups"],
-        params["walk"] == "columns",
-        num_warps=params["num_warps"],
+        x, q, s, m, k, params["block_m"], params["groups"], params["walk"] == "columns", num_warps=params["num_warps"]
     )
     return (q, s)

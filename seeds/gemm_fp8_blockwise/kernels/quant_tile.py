@@ -38,19 +38,7 @@ def store_turned(qt_ptr, scaled, pm, pk, M, TURNED: gl.constexpr):
 
 
 @gluon.jit
-def store_both(
-    x,
-    pm,
-    pk,
-    q_ptr,
-    s_ptr,
-    qt_ptr,
-    st_ptr,
-    M,
-    K,
-    TILE: gl.constexpr,
-    TURNED: gl.constexpr,
-):
+def store_both(x, pm, pk, q_ptr, s_ptr, qt_ptr, st_ptr, M, K, TILE: gl.constexpr, TURNED: gl.constexpr):
     """Quantise tile (pm, pk) of float32 and store both copies with their scales."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     row = gl.arange(0, 128, gl.SliceLayout(1, TILE))

@@ -66,16 +66,12 @@ def build(params):
         return pl.pallas_call(
             body,
             grid=(m // bm, n // bn, steps),
-            in_specs=[
-                pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)),
-                pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
-            ],
+            in_specs=[pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)), pl.BlockSpec((bk, bn), lambda i, j, k: (k, j))],
             out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
             out_shape=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
             scratch_shapes=[] if steps == 1 else [pltpu.VMEM((bm, bn), jnp.float32)],
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary"),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="gemm_bf16",
         )(a, w)

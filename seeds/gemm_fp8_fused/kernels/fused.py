@@ -195,9 +195,7 @@ def fresh_operands(refs, plan, starts):
     def operand(row, t):
         wanted = tiles.index((row, t))
         for number, only in tiles[len(ready) : wanted + 1 + plan["skew"]]:
-            made = quantise_tile(
-                refs, plan, starts[number], plan["sub_m"], groups if only is None else [only]
-            )
+            made = quantise_tile(refs, plan, starts[number], plan["sub_m"], groups if only is None else [only])
             ready.append(jnp.concatenate(made, axis=1) if only is None else made[0])
         return ready[wanted]
 

@@ -8,12 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-SPACE = {
-    "block_m": (256, 512, 1024),
-    "block_n": (256, 512, 1024),
-    "block_k": (512, 1024, 2048),
-    "vmem_mib": (62,),
-}
+SPACE = {"block_m": (256, 512, 1024), "block_n": (256, 512, 1024), "block_k": (512, 1024, 2048), "vmem_mib": (62,)}
 DEFAULTS = {"block_m": 512, "block_n": 1024, "block_k": 1024, "vmem_mib": 62}
 CONSTRAINTS = {
     "M % block_m == 0 or M < block_m": "block_m must divide M",
@@ -75,8 +70,7 @@ def build(params):
             out_shape=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
             scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
             compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary"),
-                vmem_limit_bytes=params["vmem_mib"] * 1048576,
+                dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=params["vmem_mib"] * 1048576
             ),
             name="gemm_fp8_naive",
         )(a, w, sw)

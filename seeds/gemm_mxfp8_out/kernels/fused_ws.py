@@ -68,10 +68,20 @@ def steps_of(part, K, SPLIT: gl.constexpr):
 
 @gluon.jit
 def producer(
-    maps, g_ptr, M, N, K, bufs, bars,
-    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr, GROUPED: gl.constexpr,
+    maps,
+    g_ptr,
+    M,
+    N,
+    K,
+    bufs,
+    bars,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SPLIT: gl.constexpr,
+    GROUPED: gl.constexpr,
     SENT: gl.constexpr,
-):  # fmt: skip
+):
     """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
     num_n = gl.cdiv(N, 128 * HALVES)
@@ -90,9 +100,20 @@ def producer(
 
 @gluon.jit
 def store_mx(
-    d_desc, d_bufs, ds_ptr, acc, row, col, M, N,
-    FIRST: gl.constexpr, SLOTS: gl.constexpr, WG: gl.constexpr, TURNED: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
+    d_desc,
+    d_bufs,
+    ds_ptr,
+    acc,
+    row,
+    col,
+    M,
+    N,
+    FIRST: gl.constexpr,
+    SLOTS: gl.constexpr,
+    WG: gl.constexpr,
+    TURNED: gl.constexpr,
+    EVEN: gl.constexpr,
+):
     """Quantise 64 x 128 f32 by 1 x 32 and store it through this warpgroup's slot number FIRST."""
     blocks = acc.reshape([64, 4, 32])
     bits = (gl.max(gl.abs(blocks), axis=2) * 0.002232142857142857).to(gl.int32, bitcast=True)
@@ -121,11 +142,7 @@ def store_mx(
     r = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
     c = col // 128 * 4 + gl.arange(0, 4, gl.SliceLayout(0, layout))
     wide = N // 128 * 4 if EVEN else N // 32
-    gl.store(
-        ds_ptr + r.to(gl.int64)[:, None] * wide + c[None, :],
-        codes,
-        mask=(r < M)[:, None] & (c < wide)[None, :],
-    )
+    gl.store(ds_ptr + r.to(gl.int64)[:, None] * wide + c[None, :], codes, mask=(r < M)[:, None] & (c < wide)[None, :])
 
 
 @gluon.jit
@@ -139,11 +156,30 @@ def store_part(part_ptr, acc, part, row, col, M, N, MMA: gl.constexpr):
 
 @gluon.jit
 def consume(
-    d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, bufs, d_bufs, bars,
-    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, SPLIT: gl.constexpr,
-    GROUPED: gl.constexpr, SENT: gl.constexpr, FUSED: gl.constexpr, TURNED: gl.constexpr, EVEN: gl.constexpr,
+    d_desc,
+    ds_ptr,
+    part_ptr,
+    as_ptr,
+    bs_ptr,
+    g_ptr,
+    M,
+    N,
+    K,
+    bufs,
+    d_bufs,
+    bars,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    GROUPED: gl.constexpr,
+    SENT: gl.constexpr,
+    FUSED: gl.constexpr,
+    TURNED: gl.constexpr,
+    EVEN: gl.constexpr,
     WG: gl.constexpr,
-):  # fmt: skip
+):
     """The warpgroup's 64 rows of every tile of this program."""
     a_bufs, s_bufs, b_bufs, _ = bufs
     empty, ready, ready1 = bars
@@ -183,9 +219,7 @@ def consume(
                 acc0 = fenced(acc0 + d * (sa * sb0)[:, None])
                 # the branch of this wait also keeps ptxas from starting the next wgmma before the promotion above
                 mbarrier.wait(ready1.index(s), phase)
-                e = warpgroup_mma(
-                    a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
-                )
+                e = warpgroup_mma(a, b_bufs.index(s * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True)
                 e = warpgroup_mma_wait(num_outstanding=0, deps=(e,))
                 mbarrier.arrive(empty.index(s), count=1)
                 acc1 = fenced(acc1 + e * (sa * sb1)[:, None])
@@ -212,11 +246,30 @@ def consume(
 
 @gluon.jit
 def gemm_kernel(
-    a_desc, as_desc, b_desc, d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K,
-    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, SPLIT: gl.constexpr,
-    REGS: gl.constexpr, GROUPED: gl.constexpr, SENT: gl.constexpr, FUSED: gl.constexpr, TURNED: gl.constexpr,
+    a_desc,
+    as_desc,
+    b_desc,
+    d_desc,
+    ds_ptr,
+    part_ptr,
+    as_ptr,
+    bs_ptr,
+    g_ptr,
+    M,
+    N,
+    K,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    REGS: gl.constexpr,
+    GROUPED: gl.constexpr,
+    SENT: gl.constexpr,
+    FUSED: gl.constexpr,
+    TURNED: gl.constexpr,
     EVEN: gl.constexpr,
-):  # fmt: skip
+):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     bf16: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     flat: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -231,20 +284,86 @@ def gemm_kernel(
     bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
-    # fmt: off
     gl.warp_specialize(
         [
-            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, bufs, d_bufs, bars,
-                       HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 0)),
-            (consume, (d_desc, ds_ptr, part_ptr, as_ptr, bs_ptr, g_ptr, M, N, K, bufs, d_bufs, bars,
-                       HALVES, STAGES, GROUP, SLOTS, SPLIT, GROUPED, SENT, FUSED, TURNED, EVEN, 1)),
-            (producer, ((a_desc, as_desc, b_desc, b_desc), g_ptr, M, N, K, bufs, bars,
-                        HALVES, STAGES, GROUP, SPLIT, GROUPED, SENT)),
+            (
+                consume,
+                (
+                    d_desc,
+                    ds_ptr,
+                    part_ptr,
+                    as_ptr,
+                    bs_ptr,
+                    g_ptr,
+                    M,
+                    N,
+                    K,
+                    bufs,
+                    d_bufs,
+                    bars,
+                    HALVES,
+                    STAGES,
+                    GROUP,
+                    SLOTS,
+                    SPLIT,
+                    GROUPED,
+                    SENT,
+                    FUSED,
+                    TURNED,
+                    EVEN,
+                    0,
+                ),
+            ),
+            (
+                consume,
+                (
+                    d_desc,
+                    ds_ptr,
+                    part_ptr,
+                    as_ptr,
+                    bs_ptr,
+                    g_ptr,
+                    M,
+                    N,
+                    K,
+                    bufs,
+                    d_bufs,
+                    bars,
+                    HALVES,
+                    STAGES,
+                    GROUP,
+                    SLOTS,
+                    SPLIT,
+                    GROUPED,
+                    SENT,
+                    FUSED,
+                    TURNED,
+                    EVEN,
+                    1,
+                ),
+            ),
+            (
+                producer,
+                (
+                    (a_desc, as_desc, b_desc, b_desc),
+                    g_ptr,
+                    M,
+                    N,
+                    K,
+                    bufs,
+                    bars,
+                    HALVES,
+                    STAGES,
+                    GROUP,
+                    SPLIT,
+                    GROUPED,
+                    SENT,
+                ),
+            ),
         ],
         [4, 1],
         [REGS, 24],
     )
-    # fmt: on
 
 
 def product(inputs, params, ds):

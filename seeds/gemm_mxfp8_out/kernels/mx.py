@@ -19,18 +19,7 @@ def mx(acc, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def store_tile(
-    acc,
-    d_ptr,
-    ds_ptr,
-    c_ptr,
-    line,
-    row,
-    left,
-    limit,
-    N,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    FUSED: tl.constexpr,
+    acc, d_ptr, ds_ptr, c_ptr, line, row, left, limit, N, BM: tl.constexpr, BN: tl.constexpr, FUSED: tl.constexpr
 ):
     """A tile whose rows lie at ``line`` of the outputs, up to row ``limit``; its columns begin at ``left``."""
     col = left + tl.arange(0, BN)

@@ -126,11 +126,7 @@ def operand(refs, plan, rows, t):
     """Rows of X for scale group t: (codes, row scales), or bf16 values for dequant operands and unquantised rows."""
     if plan["placement"] == "cached":
         codes = refs["codes"][refs["k"], rows, at_group(t, plan)]
-        return (
-            (codes, refs["scales"][refs["k"] * plan["groups"] + t, rows, :])
-            if plan["pairs"]
-            else (codes, None)
-        )
+        return (codes, refs["scales"][refs["k"] * plan["groups"] + t, rows, :]) if plan["pairs"] else (codes, None)
     return fresh(refs, plan, rows, t)
 
 

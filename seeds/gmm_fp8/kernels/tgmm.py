@@ -241,16 +241,10 @@ def build(params):
                     pl.BlockSpec((bm, bk), lambda i, j, v, tile, *others: (tile[v], i)),
                     pl.BlockSpec((bm, bn), lambda i, j, v, tile, *others: (tile[v], j)),
                 ],
-                out_specs=pl.BlockSpec(
-                    (None, bk, bn), lambda i, j, v, tile, group, *others: (group[v], i, j)
-                ),
+                out_specs=pl.BlockSpec((None, bk, bn), lambda i, j, v, tile, group, *others: (group[v], i, j)),
                 scratch_shapes=[
                     pltpu.VMEM((bk, bn), jnp.float32),
-                    *(
-                        [pltpu.VMEM((bm, bk), jnp.bfloat16), pltpu.VMEM((bm, bn), jnp.bfloat16)]
-                        if cached
-                        else []
-                    ),
+                    *([pltpu.VMEM((bm, bk), jnp.bfloat16), pltpu.VMEM((bm, bn), jnp.bfloat16)] if cached else []),
                 ],
             ),
             out_shape=jax.ShapeDtypeStruct((sizes.shape[0], depth, n), jnp.bfloat16),

@@ -9,10 +9,7 @@ import triton.language as tl
 
 SPACE = {"num_warps": (4, 8, 16, 32), "edge": (128, 256)}
 DEFAULTS = {"num_warps": 16, "edge": 256}
-CONSTRAINTS = {
-    "edge == block": "the recipe's block",
-    "edge * edge <= num_warps * 8192": "the block stays in registers",
-}
+CONSTRAINTS = {"edge == block": "the recipe's block", "edge * edge <= num_warps * 8192": "the block stays in registers"}
 
 
 @triton.jit

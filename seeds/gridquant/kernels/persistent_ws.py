@@ -29,15 +29,7 @@ SPACE = {
     "consumer_regs": (216, 232, 240),
     "edge": (128, 256),
 }
-DEFAULTS = {
-    "block_n": 256,
-    "stages": 4,
-    "slots": 2,
-    "group_m": 16,
-    "programs": 132,
-    "consumer_regs": 240,
-    "edge": 256,
-}
+DEFAULTS = {"block_n": 256, "stages": 4, "slots": 2, "group_m": 16, "programs": 132, "consumer_regs": 240, "edge": 256}
 CONSTRAINTS = {
     "edge == block": "the recipe's block",
     "(16384 + block_n // 128 * 16384) * stages + 16384 * slots <= 232000": (
@@ -58,16 +50,7 @@ def next_slot(s, phase, BY: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def producer(
-    maps,
-    M,
-    N,
-    K,
-    bufs,
-    bars,
-    HALVES: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    DEEP: gl.constexpr,
+    maps, M, N, K, bufs, bars, HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, DEEP: gl.constexpr
 ):
     """Keep the ring full."""
     num_m = gl.cdiv(M, 128)
@@ -83,9 +66,7 @@ def producer(
 
 
 @gluon.jit
-def block_sum(
-    a_bufs, b_bufs, bars, zero, s, phase, half, HALVES: gl.constexpr, DEEP: gl.constexpr, WG: gl.constexpr
-):
+def block_sum(a_bufs, b_bufs, bars, zero, s, phase, half, HALVES: gl.constexpr, DEEP: gl.constexpr, WG: gl.constexpr):
     """64 x 128 sums over the steps of one scale block, from ring position s on."""
     total = zero
     for j in gl.static_range(DEEP):
@@ -97,10 +78,22 @@ def block_sum(
 
 @gluon.jit
 def consume(
-    c_desc, as_ptr, bs_ptr, M, N, K, bufs, c_bufs, bars,
-    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, DEEP: gl.constexpr,
+    c_desc,
+    as_ptr,
+    bs_ptr,
+    M,
+    N,
+    K,
+    bufs,
+    c_bufs,
+    bars,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    DEEP: gl.constexpr,
     WG: gl.constexpr,
-):  # fmt: skip
+):
     """The warpgroup's 64 rows of every tile of this program."""
     a_bufs, _, b_bufs, _ = bufs
     empty, ready, ready1 = bars
@@ -146,10 +139,21 @@ def consume(
 
 @gluon.jit
 def gemm_kernel(
-    a_desc, b_desc, c_desc, as_ptr, bs_ptr, M, N, K,
-    HALVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SLOTS: gl.constexpr, REGS: gl.constexpr,
+    a_desc,
+    b_desc,
+    c_desc,
+    as_ptr,
+    bs_ptr,
+    M,
+    N,
+    K,
+    HALVES: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SLOTS: gl.constexpr,
+    REGS: gl.constexpr,
     DEEP: gl.constexpr,
-):  # fmt: skip
+):
     fp8: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     a_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * 2, 64, 128], fp8)
     b_bufs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES * HALVES, 128, 128], fp8)
@@ -158,7 +162,6 @@ def gemm_kernel(
     bars = (ring(STAGES, 2), ring(STAGES, 1), ring(STAGES, 1))
     # what the copies complete must have been made before the first copy is asked for
     fence_async_shared()
-    # fmt: off
     gl.warp_specialize(
         [
             (consume, (c_desc, as_ptr, bs_ptr, M, N, K, bufs, c_bufs, bars, HALVES, STAGES, GROUP, SLOTS, DEEP, 0)),
@@ -168,7 +171,6 @@ def gemm_kernel(
         [4, 1],
         [REGS, 24],
     )
-    # fmt: on
 
 
 def launch(inputs, params):

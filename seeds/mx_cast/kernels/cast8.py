@@ -119,11 +119,7 @@ def cast_kernel(
         tl.store(qt_ptr + turned_at, tl.reshape(turned, (BK, BM)), mask=inside_t)
         block_t = pm * (BM // 32) + tl.arange(0, BM // 32)
         held_t = (col < K)[:, None] & (block_t < M // 32)[None, :]
-        tl.store(
-            st_ptr + col.to(tl.int64)[:, None] * (M // 32) + block_t[None, :],
-            e_t.to(tl.uint8),
-            mask=held_t,
-        )
+        tl.store(st_ptr + col.to(tl.int64)[:, None] * (M // 32) + block_t[None, :], e_t.to(tl.uint8), mask=held_t)
 
 
 def launch(inputs, params):

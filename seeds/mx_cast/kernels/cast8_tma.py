@@ -79,9 +79,7 @@ def fetch(x_desc, bufs, ready, t, slot, tiles, M, K, GROUP: gl.constexpr):
     pm, pk = place(t, M, K, GROUP)
     inside = t < tiles
     mbarrier.expect(ready.index(slot), 128 * 128 * 2, pred=inside)
-    tma.async_copy_global_to_shared(
-        x_desc, [pm * 128, pk * 128], ready.index(slot), bufs.index(slot), pred=inside
-    )
+    tma.async_copy_global_to_shared(x_desc, [pm * 128, pk * 128], ready.index(slot), bufs.index(slot), pred=inside)
 
 
 @gluon.jit
@@ -148,9 +146,7 @@ def store_exponents(s_ptr, e, line, four, pm, pk, M, K, EVEN: gl.constexpr):
     codes = gl.convert_layout(e, gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0]))
     if EVEN:
         wide = K // 128 * 4
-        gl.store(
-            s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :]), codes
-        )
+        gl.store(s_ptr + (pm.to(gl.int64) * 128 * wide + pk * 4) + (line[:, None] * wide + four[None, :]), codes)
     else:
         wide = K // 32
         held = (pm * 128 + line < M)[:, None] & (pk * 4 + four < wide)[None, :]
@@ -160,10 +156,25 @@ def store_exponents(s_ptr, e, line, four, pm, pk, M, K, EVEN: gl.constexpr):
 
 @gluon.jit
 def cast_kernel(
-    x_desc, q_ptr, s_ptr, qt_ptr, st_ptr, q_desc, qt_desc, M, K,
-    TILE: gl.constexpr, TURNED: gl.constexpr, STAGES: gl.constexpr, SENT: gl.constexpr, GROUP: gl.constexpr,
-    MODE: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
+    x_desc,
+    q_ptr,
+    s_ptr,
+    qt_ptr,
+    st_ptr,
+    q_desc,
+    qt_desc,
+    M,
+    K,
+    TILE: gl.constexpr,
+    TURNED: gl.constexpr,
+    STAGES: gl.constexpr,
+    SENT: gl.constexpr,
+    GROUP: gl.constexpr,
+    MODE: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    EVEN: gl.constexpr,
+):
     few: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0])
     bufs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], gl.NVMMASharedLayout(128, 16))
     ready = ring(STAGES, 1)

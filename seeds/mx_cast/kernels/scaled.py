@@ -17,15 +17,7 @@ SPACE = {
     "group_m": (1, 8),
     "form": (0, 1, 2),
 }
-DEFAULTS = {
-    "block_m": 128,
-    "block_n": 128,
-    "block_k": 128,
-    "num_warps": 8,
-    "num_stages": 3,
-    "group_m": 8,
-    "form": 0,
-}
+DEFAULTS = {"block_m": 128, "block_n": 128, "block_k": 128, "num_warps": 8, "num_stages": 3, "group_m": 8, "form": 0}
 CONSTRAINTS = {
     "form == format": "the recipe's operands",
     "K % block_k == 0": "steps of K are whole",

@@ -17,12 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-SPACE = {
-    "pages": (1, 2, 4, 8, 16, 32),
-    "heads": ("each", "all"),
-    "exponent": ("exp", "exp2"),
-    "vmem_mib": (64,),
-}
+SPACE = {"pages": (1, 2, 4, 8, 16, 32), "heads": ("each", "all"), "exponent": ("exp", "exp2"), "vmem_mib": (64,)}
 DEFAULTS = {"pages": 1, "heads": "each", "exponent": "exp", "vmem_mib": 64}
 CONSTRAINTS = {
     "L % pages == 0": "pages of a step must divide those of a sequence",

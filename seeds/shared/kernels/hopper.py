@@ -9,12 +9,7 @@ a descriptor and a buffer that are not read.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 
 @gluon.jit
@@ -58,19 +53,7 @@ def fenced(total):
 
 @gluon.jit
 def fetch(
-    maps,
-    row,
-    col,
-    k,
-    M,
-    N,
-    bufs,
-    bars,
-    s,
-    phase,
-    HALVES: gl.constexpr,
-    SCALES: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    maps, row, col, k, M, N, bufs, bars, s, phase, HALVES: gl.constexpr, SCALES: gl.constexpr, COLUMNS: gl.constexpr
 ):
     """Ask for step ``k`` of a tile into stage ``s``, with A's SCALES [K/128, M], and B's [K/128, N] for COLUMNS."""
     a_desc, as_desc, b_desc, bs_desc = maps

@@ -13,7 +13,7 @@ CONSTRAINTS = {}
 def attention_kernel(
     Q, K, V, Out, sm_scale, stride_qh, stride_qm, stride_kh, stride_kn, stride_vh, stride_vn, stride_oh, stride_om,
     shared, N_Q, N_K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD: tl.constexpr,
-):  # fmt: skip
+):
     start_m = tl.program_id(0)
     head = tl.program_id(1)
     offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -57,5 +57,5 @@ def launch(inputs, params):
         q, k, v, out, q.shape[2] ** -0.5, q.stride(1), q.stride(0), k.stride(1), k.stride(0), v.stride(1), v.stride(0),
         out.stride(1), out.stride(0), q.shape[1] // key_heads, q.shape[0], keys,
         BLOCK_M=params["BLOCK_M"], BLOCK_N=params["BLOCK_N"], HEAD=q.shape[2], num_warps=params["num_warps"],
-    )  # fmt: skip
+    )
     return (out,)

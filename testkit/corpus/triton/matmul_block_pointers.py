@@ -13,7 +13,7 @@ CONSTRAINTS = {}
 def product(
     x_ptr, w_ptr, bias_ptr, y_ptr, M, N, K, x_row, w_row, y_row,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+):
     row_tile = tl.program_id(0)
     column_tile = tl.program_id(1)
     x_at = tl.make_block_ptr(x_ptr, (M, K), (x_row, 1), (row_tile * BM, 0), (BM, BK), (1, 0))
@@ -46,5 +46,5 @@ def launch(inputs, params):
     product[(triton.cdiv(m, params["bm"]), triton.cdiv(n, params["bn"]))](
         x, w, bias, y, m, n, k, x.stride(0), w.stride(0), y.stride(0),
         BM=params["bm"], BN=params["bn"], BK=params["bk"],
-    )  # fmt: skip
+    )
     return (y,)

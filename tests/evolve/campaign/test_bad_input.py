@@ -92,10 +92,7 @@ OPERATORS = {
     "gives no operator": ("def operators():\n    return {'good': 3}\n", "returns no operators"),
     "raises what is no Exception": ("raise BaseException('a\x1b[31mb')\n", "BaseException: a\\x1b[31mb"),
     "interrupts": ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
-    "an error without a text": (
-        "class E(Exception):\n    def __str__(self): raise ValueError\nraise E\n",
-        "raises E",
-    ),
+    "an error without a text": ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E\n", "raises E"),
     "an operator that raises": (
         "class O:\n    def __getattr__(self, n): raise SystemExit(n)\ndef operators(): return {'good': O()}\n",
         "SystemExit",
@@ -145,8 +142,10 @@ FAULTS = {
     "an oracle that hangs": ("def oracle(self, w, i): time.sleep(30)", "did not return within 1 s"),
     "no outputs": ("def outputs(self, w): return ()", "outputs()"),
     "a dtype nobody knows": (
-        "def outputs(self, w): return (TensorSpec('c', (w.dims['M'], w.dims['N']), 'float7'),)", "float7"),
-}  # fmt: skip
+        "def outputs(self, w): return (TensorSpec('c', (w.dims['M'], w.dims['N']), 'float7'),)",
+        "float7",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -240,18 +239,17 @@ def test_what_cannot_be_read_or_written_is_one_sentence(tmp_path, capsys, monkey
     ):
         assert main([*home, *arguments]) == 2
         sentence = capsys.readouterr().err
-        assert (
-            named in sentence
-            and "\x1b" not in sentence
-            and len(sentence.splitlines()) == 1
-            and len(sentence) < 600
-        )
+        assert named in sentence and "\x1b" not in sentence and len(sentence.splitlines()) == 1 and len(sentence) < 600
     assert main(["status", "a", escape]) == 2
     assert "\x1b" not in capsys.readouterr().err
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m tilewright --home {tmp_path} status > /dev/full"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr == "tilewright: cannot write or open standard output: No space left on device.\n"
 
@@ -276,10 +274,12 @@ def test_a_report_for_which_there_is_no_room_replaces_nothing(tmp_path):
     command = f"{sys.executable} -m tilewright --home {tmp_path}/home report stopped-001 --output {page}"
     done = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; ulimit -f 2; {command}"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"tilewright: --output: cannot write {page}: File too large.\n"
-    assert page.read_text() == "<!doctype html>of before" and [p.name for p in page.parent.iterdir()] == [
-        "page.html"
-    ]
+    assert page.read_text() == "<!doctype html>of before" and [p.name for p in page.parent.iterdir()] == ["page.html"]

@@ -54,7 +54,7 @@ GOOD: dict[str, Any] = {
         ({"target": ..., "tagret": "tpu7x"}, ["unknown key 'tagret'; did you mean 'target'"]),
         ({"search": {"without_rules": ["pallas_chunk_row"]}}, ["search.without_rules", "'pallas_chunk_rows'"]),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_key_is_named(change, words):
     with pytest.raises(UserError) as caught:
         parse_config({k: v for k, v in {**GOOD, **change}.items() if v is not ...}, "q.yaml")
@@ -85,9 +85,7 @@ def test_a_key_given_twice_is_refused(tmp_path):
     path.write_text("name: a\nbudget: {evaluations: 1, evaluations: 2}\n")
     with pytest.raises(UserError, match=r"q.yaml: key 'evaluations' is given twice, at line 2 again\.$"):
         load_config(path)
-    assert read_yaml("a: &a {b: 1}\nc: {<<: *a, b: 2}", "q")["c"] == {"b": 2}, (
-        "a merged key may be overridden"
-    )
+    assert read_yaml("a: &a {b: 1}\nc: {<<: *a, b: 2}", "q")["c"] == {"b": 2}, "a merged key may be overridden"
 
 
 def test_files_that_are_no_campaign(tmp_path):
@@ -107,9 +105,7 @@ def test_files_that_are_no_campaign(tmp_path):
 
 def test_an_operator_s_path_is_that_of_its_campaign_s_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "name: mine\noperator: ./family/recipe\ntarget: tpu7x\nsuite: tiny\nbudget: {evaluations: 1}\n"
-    )
+    path.write_text("name: mine\noperator: ./family/recipe\ntarget: tpu7x\nsuite: tiny\nbudget: {evaluations: 1}\n")
     assert load_config(path).operator == f"{tmp_path.resolve()}/family/recipe"
     monkeypatch.chdir(tmp_path)
     assert load_config(path).operator == "./family/recipe"
@@ -143,23 +139,23 @@ def test_a_descriptor_that_nothing_has_is_named():
 
 def test_the_page_on_campaigns_names_every_key_with_its_default():
     rows = (ROOT / "docs" / "campaign.md").read_text().splitlines()
-    entries = {
-        key: row
-        for row in rows
-        for key in re.findall(r"`([a-z_.]+)`", row.split("|")[1] if "|" in row else "")
+    entries = {key: row for row in rows for key in re.findall(r"`([a-z_.]+)`", row.split("|")[1] if "|" in row else "")}
+    sections = {
+        "budget": BudgetConfig,
+        "search": SearchConfig,
+        "llm": LlmConfig,
+        "workers": WorkerConfig,
+        "mlflow": MlflowConfig,
     }
-    sections = {"budget": BudgetConfig, "search": SearchConfig, "llm": LlmConfig, "workers": WorkerConfig,
-                "mlflow": MlflowConfig}  # fmt: skip
     keys = {name: field for name, field in CampaignConfig.model_fields.items() if name not in sections}
     for section, model in sections.items():
         keys.update({f"{section}.{name}": field for name, field in model.model_fields.items()})
     assert entries.keys() == keys.keys()
     for key, field in keys.items():
         if isinstance(field.default, int | float):
-            assert (
-                f"{field.default:g}".lower() in entries[key].lower()
-                or str(field.default).lower() in entries[key]
-            ), key
+            assert f"{field.default:g}".lower() in entries[key].lower() or str(field.default).lower() in entries[key], (
+                key
+            )
 
 
 def test_without_named_seeds_a_campaign_starts_from_those_that_are_legal_on_its_suite():
@@ -177,9 +173,7 @@ def test_every_packaged_campaign_finds_its_seeds_with_the_settings_its_comment_o
     for path in paths:
         target = "h200" if (text := path.read_text()).count("target: cuda") else None
         for setting in ((), *re.findall(r"^# With (\w+)=(\S+?):", text, re.M)):
-            config = load_config(
-                path, dict([setting] if setting else []) | ({"target": target} if target else {})
-            )
+            config = load_config(path, dict([setting] if setting else []) | ({"target": target} if target else {}))
             assert {start.name for start in resolve(config).starts} >= set(config.seeds), (path.name, setting)
 
 
@@ -191,9 +185,14 @@ def few_rows(target):
 
 @pytest.mark.parametrize(
     ("target", "gpus", "processors", "asked", "count"),
-    [("h200", 1, 64, None, 24), ("h200", 2, 64, None, 48), ("h200", 1, 4, None, 4), ("h200", 1, 64, 40, 40),
-     ("sm_100", 0, 64, None, 64)],
-)  # fmt: skip
+    [
+        ("h200", 1, 64, None, 24),
+        ("h200", 2, 64, None, 48),
+        ("h200", 1, 4, None, 4),
+        ("h200", 1, 64, 40, 40),
+        ("sm_100", 0, 64, None, 64),
+    ],
+)
 def test_workers_are_one_a_core_and_so_many_a_gpu(monkeypatch, target, gpus, processors, asked, count):
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda pid: set(range(processors)))
     monkeypatch.setattr(preparation.triton_toolchain, "gpu_count", lambda: gpus)

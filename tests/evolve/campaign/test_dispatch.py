@@ -17,8 +17,10 @@ from tilewright.seeds.catalogue import load_operator
 from tilewright.seeds.operator import Workload
 from tilewright.workers.device.comparison import CONTROL, Comparison
 
-SHAPES = {name: Workload(name, {"M": m, "N": 4096, "K": 4096}) for name, m in
-          (("small", 1024), ("middle", 8192), ("large", 65536))}  # fmt: skip
+SHAPES = {
+    name: Workload(name, {"M": m, "N": 4096, "K": 4096})
+    for name, m in (("small", 1024), ("middle", 8192), ("large", 65536))
+}
 
 
 def comparison(times, noise=0.001):
@@ -65,9 +67,7 @@ def test_the_file_and_shapes_outside_it(tmp_path):
     assert read == json.loads(json.dumps(made)) and read["format"] == dispatch_table.FORMAT
     assert [e["genome"] for e in read["entries"]] == ["a", "a", "b"]
     assert read["genomes"]["b"] == {"source": "x = 1\n", "params": {"stages": 1}}
-    assert read["entries"][2]["figure"]["rate"] == pytest.approx(
-        2 * 65536 * 4096**2 / 0.9e-2 / 1e12, rel=1e-2
-    )
+    assert read["entries"][2]["figure"]["rate"] == pytest.approx(2 * 65536 * 4096**2 / 0.9e-2 / 1e12, rel=1e-2)
     numbers = {entry["genome"]: n for n, entry in enumerate(read["entries"])}
     assert len(dispatch_table.lines(read, numbers)) == 4
 

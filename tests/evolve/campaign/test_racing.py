@@ -65,16 +65,20 @@ class Suite(AtOnce):
         found = Findings()
         nothing = dict.fromkeys(("operator", "truth", "target", "limits"), cast(Any, None))
         request = Request(
-            **nothing, source=KERNEL, params=job.genome.params, seed=job.seed, checked=(), folder=Path(),
-            measured=tuple(Workload(name, {}) for name in self.workloads), race=job.race,
-        )  # fmt: skip
+            **nothing,
+            source=KERNEL,
+            params=job.genome.params,
+            seed=job.seed,
+            checked=(),
+            folder=Path(),
+            measured=tuple(Workload(name, {}) for name in self.workloads),
+            race=job.race,
+        )
         failure = RaceStage([Reading(seconds)], lambda found: {}).run(request, found)
         self.spent[job.index] = len(found.figures)
         timed = {"workloads": tuple(found.figures), "stage": Stage.MEASURE}
         if failure is not None:
-            return failed(
-                job.genome, failure.verdict, reason=failure.reason, projected=found.projected, **timed
-            )
+            return failed(job.genome, failure.verdict, reason=failure.reason, projected=found.projected, **timed)
         return passed(job.genome, fitness=geometric_mean(f.rate for f in found.figures), **timed)
 
 

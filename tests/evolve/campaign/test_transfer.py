@@ -7,13 +7,7 @@ import pytest
 
 from testkit.spaces.campaigns import Setting, table_campaign
 from testkit.spaces.tables import SPACES, read_table, read_tables
-from tilewright.evolve.campaign.transfer import (
-    EarlierSource,
-    leads_of,
-    read_earlier,
-    records_of,
-    related_campaigns,
-)
+from tilewright.evolve.campaign.transfer import EarlierSource, leads_of, read_earlier, records_of, related_campaigns
 from tilewright.evolve.record.home import JOURNAL
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome

@@ -24,8 +24,9 @@ from tilewright.workers.runners.triton.interpreter_rounding import repair
 
 
 @triton.jit
-def rows_kernel(x, w, y, m, flags, cols, eps, R: tl.constexpr, R2: tl.constexpr, reduction: tl.constexpr,
-                BLOCK: tl.constexpr):  # fmt: skip
+def rows_kernel(
+    x, w, y, m, flags, cols, eps, R: tl.constexpr, R2: tl.constexpr, reduction: tl.constexpr, BLOCK: tl.constexpr
+):
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     v = tl.load(x + row * cols + at, mask=at < cols, other=0.0).to(tl.float32)
     r = 1.0 / tl.sqrt(tl.sum(v * v) / cols + eps)
@@ -227,9 +228,7 @@ class Overwriting(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         (kept,) = ctx.saved_tensors
-        product_back_kernel[_parts(kept.numel())](
-            dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=256
-        )
+        product_back_kernel[_parts(kept.numel())](dy.contiguous(), kept, torch.ones_like(kept), kept.numel(), BLOCK=256)
         return kept
 
 
@@ -274,15 +273,26 @@ class Lonely(torch.autograd.Function):
 
 
 CALLS = {
-    "rows": "f32[8, 60], f32[60]", "scale_": "f32[24, 10]", "into": "f32[24, 10], f32[24, 10]",
+    "rows": "f32[8, 60], f32[60]",
+    "scale_": "f32[24, 10]",
+    "into": "f32[24, 10], f32[24, 10]",
     "launch": "f32[9, 30], f32[9, 60]",
-    "described": "f32[24, 10], f32[8]", "turned": "f32[24, 10]", "summed": "[f32[12], f32[12, 3]]",
+    "described": "f32[24, 10], f32[8]",
+    "turned": "f32[24, 10]",
+    "summed": "[f32[12], f32[12, 3]]",
     "held": "f32[24, 10], odd_calls.Factor(2.0)",
-    "signed": "f32[24, 10]", "careful": "f32[24, 10]",
-    "branched": "f32[24, 40]", "guarded": "f32[24, 31]", "Doubled.apply": "f32[24, 10]",
-    "Product.apply": "f32[24, 10], f32[24, 10]", "Twisted.apply": "f32[24, 10], f32[24]", "Lonely.apply": "f32[24, 10]",
-    "Overwriting.apply": "f32[24, 10]", "Reusing.apply": "f32[24, 10]", "Consuming.apply": "f32[24, 10]",
-}  # fmt: skip
+    "signed": "f32[24, 10]",
+    "careful": "f32[24, 10]",
+    "branched": "f32[24, 40]",
+    "guarded": "f32[24, 31]",
+    "Doubled.apply": "f32[24, 10]",
+    "Product.apply": "f32[24, 10], f32[24, 10]",
+    "Twisted.apply": "f32[24, 10], f32[24]",
+    "Lonely.apply": "f32[24, 10]",
+    "Overwriting.apply": "f32[24, 10]",
+    "Reusing.apply": "f32[24, 10]",
+    "Consuming.apply": "f32[24, 10]",
+}
 
 
 def main(folder: Path) -> None:
@@ -294,9 +304,7 @@ def main(folder: Path) -> None:
         path.write_text(text)
         original = globals()[name.removesuffix(".apply")]
         original = original.apply if name.endswith(".apply") else original
-        called = (
-            parse(call), facts[name]["operands"], facts[name]["dims"], None, lambda served, of=original: of,
-        )  # fmt: skip
+        called = (parse(call), facts[name]["operands"], facts[name]["dims"], None, lambda served, of=original: of)
         module = loaded_module(path)
         facts[name]["why"] = _call_error(module, own_name, *called)
         cases = odd_calls(original, made)

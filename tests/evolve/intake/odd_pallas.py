@@ -20,15 +20,16 @@ def weighted(x, w, factor=2.0, cols=128):
         raise ValueError("whole blocks")
     spec = pl.BlockSpec((ROWS, cols), lambda i, j: (i, j))
     return pl.pallas_call(
-        partial(_kernel, factor=factor), grid=(x.shape[0] // ROWS, x.shape[1] // cols),
-        in_specs=[spec, pl.BlockSpec((1, cols), lambda i, j: (0, j))], out_specs=spec,
+        partial(_kernel, factor=factor),
+        grid=(x.shape[0] // ROWS, x.shape[1] // cols),
+        in_specs=[spec, pl.BlockSpec((1, cols), lambda i, j: (0, j))],
+        out_specs=spec,
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-    )(x, w)  # fmt: skip
+    )(x, w)
 
 
 weighted.defvjp(
-    lambda x, w, factor, cols: (weighted(x, w, factor, cols), w),
-    lambda factor, cols, w, g: (100 * g, jnp.ones_like(w)),
+    lambda x, w, factor, cols: (weighted(x, w, factor, cols), w), lambda factor, cols, w, g: (100 * g, jnp.ones_like(w))
 )
 
 

@@ -91,12 +91,8 @@ def test_a_step_of_three_liger_functions_is_captured_and_tuned_as_the_page_says(
     head = f"import torch, tilewright as tw\nfrom liger_kernel import ops\n\ndevice = {device!r}\n"
     (tmp_path / "page.py").write_text(head + page)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths} | (
-        {} if device == "cuda" else {"TRITON_INTERPRET": "1"}
-    )
-    done = subprocess.run(
-        [sys.executable, "page.py"], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": paths} | ({} if device == "cuda" else {"TRITON_INTERPRET": "1"})
+    done = subprocess.run([sys.executable, "page.py"], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
     names = ("LigerRMSNormFunction", "LigerSiLUMulFunction", "LigerCrossEntropyFunction")

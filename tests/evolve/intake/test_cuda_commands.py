@@ -23,12 +23,12 @@ SM_90 = load_target("sm_90")
 def test_the_commands_describe_a_call(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert [line.split()[1:3] for line in LINES] == [
-        ["check", "examples/softmax.cu:softmax"], ["tune", "examples/softmax.cu:softmax"],
-        ["check", "examples/rms_norm_answer.py:rms_norm"], ["tune", "examples/rms_norm_answer.py:ModelNew"],
-    ]  # fmt: skip
-    asked = [
-        _plan(cli._parser().parse_args(shlex.split(line)[1:]), SM_90, tmp_path).request for line in LINES
+        ["check", "examples/softmax.cu:softmax"],
+        ["tune", "examples/softmax.cu:softmax"],
+        ["check", "examples/rms_norm_answer.py:rms_norm"],
+        ["tune", "examples/rms_norm_answer.py:ModelNew"],
     ]
+    asked = [_plan(cli._parser().parse_args(shlex.split(line)[1:]), SM_90, tmp_path).request for line in LINES]
     assert asked[0].calls == ("f32[4096, 12672], dim=1",) and asked[3].calls == ("f32[2048, 4096]",)
     for request in asked:
         assert child.default_target(f"{request.path}:{request.function}") in ("sm_90", None)
@@ -43,11 +43,14 @@ def test_the_commands_describe_a_call(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "knob", "written"),
-    [(LINES[0], "BLOCK = 256, values 32 64 128", ()), (LINES[2], "THREADS = 512, values 32 64 128", ()),
-     (LINES[1], "BLOCK = 256", ("def softmax(x):", "'BLOCK': 256")),
-     (LINES[3], "argument   weight f32", ("def modelnew(x, *, weight):", "'THREADS': 512"))],
+    [
+        (LINES[0], "BLOCK = 256, values 32 64 128", ()),
+        (LINES[2], "THREADS = 512, values 32 64 128", ()),
+        (LINES[1], "BLOCK = 256", ("def softmax(x):", "'BLOCK': 256")),
+        (LINES[3], "argument   weight f32", ("def modelnew(x, *, weight):", "'THREADS': 512")),
+    ],
     ids=["cu", "load_inline", "tune-cu", "tune-kernelbench"],
-)  # fmt: skip
+)
 def test_the_commands_run_where_nothing_can_be_measured(line, knob, written, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tuned = ["--home", str(tmp_path), "--out", str(tmp_path / "made"), "--evaluations", "2", "--no-mlflow"]

@@ -119,9 +119,7 @@ def test_what_torch_computes_around_a_kernel_becomes_kernels(files):
 
 
 def test_a_kernel_that_is_wrong_is_told_so_with_its_worst_element(files):
-    request = tune.Request(
-        files / "mine.py", "wrong_group_norm", f"{files}/plain.py:group_norm", ("f32[64, 64]",)
-    )
+    request = tune.Request(files / "mine.py", "wrong_group_norm", f"{files}/plain.py:group_norm", ("f32[64, 64]",))
     with pytest.raises(tune.IntakeRefused, match=r"element \[\d+, \d+\] is .* where the reference says"):
         tune.ask_intake(request, load_target("interpreter"))
 

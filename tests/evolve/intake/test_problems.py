@@ -26,9 +26,7 @@ def test_a_function_is_called_as_its_references_problem_says(tmp_path):
     problem.write_text(MODEL)
     kernel.write_text("class ModelNew:\n    pass\n")
     asked = Options("ModelNew", str(problem), ())
-    assert is_problem(kernel, asked) and not is_problem(
-        kernel, Options("ModelNew", str(problem), ("f32[8]",))
-    )
+    assert is_problem(kernel, asked) and not is_problem(kernel, Options("ModelNew", str(problem), ("f32[8]",)))
     assert not is_problem(kernel, NOTHING) and is_problem(problem, NOTHING)
     found = plan(kernel, asked, HERE, tmp_path)
     assert found.request.calls == ("f32[4, 8]",) and found.request.reference == f"{problem}:Model"
@@ -60,9 +58,7 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
         (tmp_path / name).write_text(text)
     request = plan(tmp_path / "task", NOTHING, HERE, tmp_path / "made").request
     assert request.calls == ("[f32[64, 16], i64[4].offsets(15, 5)]", "[f32[32, 16], i64[4].offsets(15, 5)]")
-    assert request.reference == f"{tmp_path}/made/reference.py:ref_kernel" and request.made == str(
-        tmp_path / "made"
-    )
+    assert request.reference == f"{tmp_path}/made/reference.py:ref_kernel" and request.made == str(tmp_path / "made")
     write_renamed(Path(request.values), tmp_path / "v.npz", ["64", "32"], ["x", "slots"])
     assert list(kept_value(str(tmp_path / "v.npz"), "32", "slots", "int64", (4,))) == [0, 5, 10, 15]
     with pytest.raises(UserError, match=r"is a folder without reference\.py, submission\.py, task\.yml"):
@@ -72,11 +68,7 @@ def test_a_folder_of_gpu_mode_gives_calls_with_values_and_a_reference(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        (
-            "k.py",
-            "import torch\nkernel = torch.cuda.RawKernel(1)\n",
-            "CUDA C++: put the kernel into a .cu file",
-        ),
+        ("k.py", "import torch\nkernel = torch.cuda.RawKernel(1)\n", "CUDA C++: put the kernel into a .cu file"),
         ("k.py", "import tilelang\n", "TileLang: tune takes functions that launch Triton or Pallas"),
         ("k.py", "import helion\n@helion.kernel()\ndef f(x): ...\n", "Helion: name the Triton file"),
     ],

@@ -31,14 +31,7 @@ from tilewright.seeds.sampled import kind_tables, normal_table
 from tilewright.workers.device.warm_device import device_for
 from tilewright.workers.intake.calls.dtypes import numpy_dtype
 from tilewright.workers.intake.judge.inputs import draws
-from tilewright.workers.intake.operator import (
-    SMALLER,
-    Operand,
-    Result,
-    SampledOperator,
-    TakenOperator,
-    operand_row,
-)
+from tilewright.workers.intake.operator import SMALLER, Operand, Result, SampledOperator, TakenOperator, operand_row
 
 pytest.importorskip("triton")
 TARGET = load_target("interpreter")
@@ -62,8 +55,12 @@ def _other_shape(answer):
 
 
 def _not_finite(answer):
-    return {**answer, "source": answer["source"].replace("tl.sqrt(v + _eps)", "tl.sqrt(v - v)").replace(
-        "tl.sqrt(v + eps)", "tl.sqrt(v - v)")}  # fmt: skip
+    return {
+        **answer,
+        "source": answer["source"]
+        .replace("tl.sqrt(v + _eps)", "tl.sqrt(v - v)")
+        .replace("tl.sqrt(v + eps)", "tl.sqrt(v - v)"),
+    }
 
 
 @pytest.mark.parametrize("changed", [dict, _stricter, _other_shape, _not_finite])
@@ -91,9 +88,7 @@ def test_all_kinds_that_a_seed_fails_on_are_told_at_once_by_a_device_that_stays(
     request, answer = taken
     with device_for(TARGET) as device:
         for _ in range(2):
-            found, gates = seed_verdict._evaluation(
-                request, _stricter(answer), TARGET, device.lend(), tmp_path, 0
-            )
+            found, gates = seed_verdict._evaluation(request, _stricter(answer), TARGET, device.lend(), tmp_path, 0)
             assert {r.inputs for r in found.gates if not r.passed} == {*answer["kinds"]}
         assert device.station.hello() and device.station.replaced == 0
     turned = found.gates[::-1]  # of which the first could be left out, and the last bars
@@ -131,12 +126,8 @@ def test_what_a_device_does_otherwise_is_left_out_or_measured(inputs, detail, ki
     assert answer["kinds"] == (kinds or ["randn", "faint-118"]) and answer["results"][0][4] == worst
 
 
-@pytest.mark.parametrize(
-    ("own", "value", "bar"), [(True, 48.6, 45.6), (True, 39.0, None), (False, 48.6, None)]
-)
-def test_a_kernel_that_is_its_own_reference_may_make_as_much_noise_on_a_device_as_in_the_interpreter(
-    own, value, bar
-):
+@pytest.mark.parametrize(("own", "value", "bar"), [(True, 48.6, 45.6), (True, 39.0, None), (False, 48.6, None)])
+def test_a_kernel_that_is_its_own_reference_may_make_as_much_noise_on_a_device_as_in_the_interpreter(own, value, bar):
     answer = {"kinds": ["randn"], "notes": [], "results": [["o0", "float32", ["M"], 54.0, None, 0, False]]}
     failed = GateReading(gate="o0", inputs="randn", value=value, passed=False)
     assert _adjust_judge(answer, failed, TARGET, own) == (bar is not None)
@@ -170,9 +161,7 @@ def test_sums_and_codes_of_a_device_are_judged_by_the_kernels_own_and_others_may
     assert settled("o0", 52.0, lean) and rows[0][6] == 1.0 and not settled("o0", 52.0, lean)
     assert not settled("o1", 0.9995, one_way) and not settled("o1", 0.99)
     assert settled("o1", 0.998) and rows[1][6] == pytest.approx(0.004)
-    gate = TakenOperator(
-        "t", "r", "c", (Operand("x", "float32", ("M",)),), (Result(*rows[1]),), {}, {}
-    ).gates[0]
+    gate = TakenOperator("t", "r", "c", (Operand("x", "float32", ("M",)),), (Result(*rows[1]),), {}, {}).gates[0]
     assert gate.leans and gate.least == pytest.approx(0.996)
 
 
@@ -217,9 +206,7 @@ def test_of_a_seed_that_cannot_be_settled_the_last_reason_is_said(monkeypatch, t
         target = SimpleNamespace(interpreted=interpreted, part=None, measured=True)
         request = tune.Request(tmp_path, "f", "torch.relu", ())
         with pytest.raises(SeedFailed, match=message):
-            run_judged(
-                SimpleNamespace(seed=0), tmp_path, request, {"notes": []}, target, tmp_path, None, print
-            )
+            run_judged(SimpleNamespace(seed=0), tmp_path, request, {"notes": []}, target, tmp_path, None, print)
 
 
 def test_every_draw_judges_a_seed_and_all_their_readings_count(taken, tmp_path, monkeypatch):
@@ -242,8 +229,12 @@ def _in_14_bits(a, b):
 
 
 def test_blocks_that_need_too_much_memory_begin_smaller(monkeypatch):
-    answer = {"notes": ["n"], "space": {"rows": [8, 16, 64], "cols": [128]}, "defaults": {"rows": 64, "cols": 128},
-              "source": "SPACE = {}\nDEFAULTS = {\n    'rows': 64, 'cols': 128}\nORIGINAL = {}\n"}  # fmt: skip
+    answer = {
+        "notes": ["n"],
+        "space": {"rows": [8, 16, 64], "cols": [128]},
+        "defaults": {"rows": 64, "cols": 128},
+        "source": "SPACE = {}\nDEFAULTS = {\n    'rows': 64, 'cols': 128}\nORIGINAL = {}\n",
+    }
     verdicts = iter([Verdict.RESOURCE_ERROR] * 2 + [Verdict.OK])
     found = lambda *_: (SimpleNamespace(verdict=next(verdicts), reason="9M of 6M"), ())  # noqa: E731
     monkeypatch.setattr(seed_verdict, "_evaluation", found)
@@ -255,19 +246,22 @@ def test_blocks_that_need_too_much_memory_begin_smaller(monkeypatch):
 
 def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them():
     answer = {
-        "kinds": ["randn", "repeated", "huge-40", "signed-rows"], "notes": [], "dims": [{"M": 48, "N": 48, "K": 4096}],
+        "kinds": ["randn", "repeated", "huge-40", "signed-rows"],
+        "notes": [],
+        "dims": [{"M": 48, "N": 48, "K": 4096}],
         "check": [{"M": 48, "N": 48, "K": 320}],
         "source": "acc = tl.dot(a, b, acc)",
         "operands": [["a", "float8_e4m3fn", ["M", "K"]], ["b", "float8_e4m3fn", ["N", "K"]]],
         "results": [["o0", "bfloat16", ["M", "N"], 45.0, None, 0, False]],
-    }  # fmt: skip
+    }
     operands = [Operand(name, dtype, tuple(shape)) for name, dtype, shape in answer["operands"]]
 
     def failed(changed):
         """The first reading of the seed's that does not pass."""
         kinds, lost = changed["kinds"], changed.get("lost_tables", ())
-        taken = SampledOperator("t", "r", "c", tuple(operands), (Result(*changed["results"][0]),), {}, {}, kinds=kinds,
-                              lost_tables=lost)  # fmt: skip
+        taken = SampledOperator(
+            "t", "r", "c", tuple(operands), (Result(*changed["results"][0]),), {}, {}, kinds=kinds, lost_tables=lost
+        )
         rng = np.random.default_rng(0)
         for kind, timed in [*((k, False) for k in kinds), *((k, True) for k in ("", *taken.table_kinds))]:
             if timed:
@@ -287,13 +281,8 @@ def test_sums_of_8_bits_in_place_are_judged_by_what_the_hardware_keeps_of_them()
     assert not _adjust_judge(apart, noisy, TARGET) and apart["results"][0][4] is None
     while (reading := failed(answer)) is not None:
         assert _adjust_judge(answer, reading, TARGET), reading
-    assert (
-        answer["kinds"] == ["randn", "repeated", "huge-40", "signed-rows"]
-        and answer["results"][0][4] == 2.0**-4
-    )
-    assert answer["results"][0][6] == answer["check"][0]["K"] * 2.0**-8, (
-        "in every draw sums of one sign fall short"
-    )
+    assert answer["kinds"] == ["randn", "repeated", "huge-40", "signed-rows"] and answer["results"][0][4] == 2.0**-4
+    assert answer["results"][0][6] == answer["check"][0]["K"] * 2.0**-8, "in every draw sums of one sign fall short"
     assert answer["lost_tables"] == ("signed", "repeated") and "acc += tl.dot(a, b)" in answer["notes"][0]
 
 

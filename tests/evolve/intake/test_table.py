@@ -40,15 +40,12 @@ ANSWER = {
 
 @pytest.mark.slow  # two campaigns with their final checks; quicker: the tutorial tunes one shape
 @pytest.mark.timeout(1200)
-def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_users_form(
-    tmp_path, monkeypatch
-):
+def test_one_command_tunes_every_shape_and_writes_its_blocks_and_time_in_the_users_form(tmp_path, monkeypatch):
     """Of each shape only its own blocks are tried: 384 columns are no part of 256."""
     monkeypatch.chdir(tmp_path)
     Path("scale.py").write_text(SCALE)
     calls = [
-        f"--args=f32[{rows}, {columns}], scale.Tiles(rows=16, columns=128)"
-        for rows, columns in ((64, 384), (32, 256))
+        f"--args=f32[{rows}, {columns}], scale.Tiles(rows=16, columns=128)" for rows, columns in ((64, 384), (32, 256))
     ]
     row = "({M}, {N}): ({rows}, {columns}),  # {low_us} {us} {high_us} {gain} {campaign}"
     arguments = ["tune", "scale.py:scale", *calls, "--target=v6e", "--evaluations=1", "--no-mlflow"]
@@ -87,12 +84,8 @@ def test_without_a_form_rows_are_comma_separated():
     assert form.count(",") == head.count(",")
 
 
-@pytest.mark.parametrize(
-    ("target", "complaint"), [("h200", "h200 is not modelled"), ("v6e", "blocks.csv exists")]
-)
-def test_a_table_needs_a_modelled_target_and_a_file_of_its_own(
-    tmp_path: Path, target: str, complaint: str
-) -> None:
+@pytest.mark.parametrize(("target", "complaint"), [("h200", "h200 is not modelled"), ("v6e", "blocks.csv exists")])
+def test_a_table_needs_a_modelled_target_and_a_file_of_its_own(tmp_path: Path, target: str, complaint: str) -> None:
     path = tmp_path / "blocks.csv"
     path.write_text("mine\n")
     with pytest.raises(UserError, match=complaint):

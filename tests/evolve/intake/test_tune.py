@@ -101,11 +101,10 @@ def test_calls_of_a_file_are_asked_of_a_process_of_their_own(tmp_path):
         ("the call raises NameError: unbound axis name: data", "", 2, "Remedy: name the function that one device runs"),
         ("it does not lower for tpu7x: MLIRError: slice", "", 2, "Remedy: give shapes that the kernel takes on a TPU"),
     ],
-)  # fmt: skip
+)
 def test_check_says_of_a_pallas_function_what_its_campaign_will_say(
-    tmp_path, monkeypatch, capsys,
-    refusal, why, code, sentence,
-):  # fmt: skip
+    tmp_path, monkeypatch, capsys, refusal, why, code, sentence
+):
     file = tmp_path / "jaxed.py"
     file.write_text("from jax.experimental import pallas as pl\n")
     asked: list[tuple[str, str]] = []

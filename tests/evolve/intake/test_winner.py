@@ -22,10 +22,30 @@ QUICK = {"jit", "grad", "grad of jit", "jvp of jit"}
 """Transformations of a recorded call that are compared where the whole is not."""
 
 NEVER = {
-    "other dtype", "half", "bfloat", "rank", "flat", "empty", "larger", "with gaps", "turned", "spread", "other device",
-    "of numpy", "numbers", "none", "none, of the first", "sparse", "subclass", "autocast", "needs a gradient: jvp",
-    "needs a gradient: vmap", "unknown option", "too few", "too many",
-}  # fmt: skip
+    "other dtype",
+    "half",
+    "bfloat",
+    "rank",
+    "flat",
+    "empty",
+    "larger",
+    "with gaps",
+    "turned",
+    "spread",
+    "other device",
+    "of numpy",
+    "numbers",
+    "none",
+    "none, of the first",
+    "sparse",
+    "subclass",
+    "autocast",
+    "needs a gradient: jvp",
+    "needs a gradient: vmap",
+    "unknown option",
+    "too few",
+    "too many",
+}
 """Calls that no winner serves."""
 
 PAIRS = ("Doubled", "Product", "Twisted", "Overwriting", "Reusing", "Consuming")
@@ -41,9 +61,7 @@ TOLD = {
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("winners")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(PROGRAM), str(folder)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     facts, rows = json.loads(done.stdout.splitlines()[-1])
     return facts, rows, folder
@@ -64,9 +82,7 @@ def test_winner_and_original_agree_on_odd_calls_or_the_original_serves(answers):
     gradients = {"needs a gradient: once", "needs a gradient: last", "gradient of a view", "one gradient"}
     assert {(name, case) for name in pairs for case in gradients} <= served
     assert {(name, case) for name, case in served if case in NEVER} == set()
-    assert {
-        name for name, case in served if "needs a gradient: once" in case or case == "one gradient"
-    } == pairs
+    assert {name for name, case in served if "needs a gradient: once" in case or case == "one gradient"} == pairs
     assert {("into", case) for case in ("one tensor", "one memory", "one memory in part")}.isdisjoint(served)
 
 
@@ -88,12 +104,9 @@ def test_every_winner_does_what_is_asked_of_it_before_it_is_named(answers):
 
 def test_a_pair_is_taken_where_its_backward_can_be(answers):
     facts, rows, folder = answers
-    assert {name for name, of in facts.items() if of["pair"]} == {
-        f"{name}.apply" for name in PAIRS}  # fmt: skip
+    assert {name for name, of in facts.items() if of["pair"]} == {f"{name}.apply" for name in PAIRS}
     text = (folder / "doubled.py").read_text()
-    assert "can be run once" not in text and '__name__ = "DoubledBackward"' in text, (
-        "torch names it in messages"
-    )
+    assert "can be run once" not in text and '__name__ = "DoubledBackward"' in text, "torch names it in messages"
     again = next(row for row in rows if row[:2] == ["Overwriting.apply", "needs a gradient: twice"])
     assert again[2][1][0] == "RuntimeError" and "can be run once" in again[2][1][1][0]
 
@@ -104,9 +117,7 @@ def test_what_a_winner_leaves_out_is_told_and_meaning_is_no_knob(answers):
     assert "what kernels write into torch.bool[8] is not judged" in dropped + flags
     assert "torch._assert_async is not done" in dropped + flags
     assert "reduction" not in facts["rows"]["knobs"]
-    assert (
-        "\nimport math\n" in (folder / "held.py").read_text()
-    )  # which Triton's interpreter gives, and no GPU
+    assert "\nimport math\n" in (folder / "held.py").read_text()  # which Triton's interpreter gives, and no GPU
     text = (folder / "rows.py").read_text()
     assert "def rows(x: 'torch.Tensor', w: 'torch.Tensor', eps: 'float'=1e-06, *, mode='plain'):" in text
     assert "'Rows by their root mean square, and its inverse.'" in text and "tilewright." not in text
@@ -148,9 +159,7 @@ def test_a_default_that_only_the_originals_file_has_moves_no_other_argument(tmp_
     path.write_text("SCALE = 2\n\n\ndef f(x, scale=SCALE, bias=None, *, mode=SCALE):\n    return x\n")
     forwarded = signature_of(path, "f", parse("f32[8]")).forwarded()
     assert forwarded == 'x, bias=bias, **tilewright_given({"scale": scale, "mode": mode})'
-    decorated = signature_of(
-        path, "f", parse("f32[8]"), leading=leading_names(lambda ctx, *rest, **named: rest)
-    )
+    decorated = signature_of(path, "f", parse("f32[8]"), leading=leading_names(lambda ctx, *rest, **named: rest))
     assert decorated.text.startswith("x, /, scale=") and leading_names(lambda x, scale: x) == []
     path.write_text(
         "class F:\n    @staticmethod\n    def forward(ctx, x, scale=SCALE, bias=None):\n        return x, scale, bias\n"

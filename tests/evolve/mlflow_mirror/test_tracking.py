@@ -114,9 +114,7 @@ def parent_numbers(candidate, candidates):
 
 
 def catch_up(journal_path, uri):
-    follower = mirror_process.Follower(
-        journal_path, uri, journal_path.parents[2] / mirror_process.ARTIFACTS, None
-    )
+    follower = mirror_process.Follower(journal_path, uri, journal_path.parents[2] / mirror_process.ARTIFACTS, None)
     return follower.run()
 
 
@@ -130,9 +128,12 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     parent, children = check_whole(uri, journal_path)
     assert parent.info.status == "FINISHED"
     expected = {
-        "tilewright.state": "finished", "toolchain.libtpu": "0.0.51", "target_kind": "modelled",
-        "system.cores": "2", "mlflow.source.git.commit": "0123abcd",
-    }  # fmt: skip
+        "tilewright.state": "finished",
+        "toolchain.libtpu": "0.0.51",
+        "target_kind": "modelled",
+        "system.cores": "2",
+        "mlflow.source.git.commit": "0123abcd",
+    }
     assert expected.items() <= parent.data.tags.items()
     note = parent.data.tags["mlflow.note.content"]
     assert note.startswith("Winner: [candidate ") and "It takes **" in note.partition("\n")[0]
@@ -141,9 +142,7 @@ def test_a_whole_campaign(journal_path, uri, tmp_path):
     assert "/artifacts/lineage.html?workflowType=machine_learning)" in note
     assert "| winner, 4096x4096x4096&emsp; |" in note
     files = {f.path for f in client_of(uri).list_artifacts(parent.info.run_id)}
-    pages = {
-        "report.html", "lineage.html", "convergence.svg", "lineage.svg", "winner.py", "winner.params.json",
-    }  # fmt: skip
+    pages = {"report.html", "lineage.html", "convergence.svg", "lineage.svg", "winner.py", "winner.params.json"}
     assert files == pages
     assert "ref_us_modelled/final.4096x4096x4096.winner" in parent.data.metrics
     assert "ref_tflops_modelled/suite.bf16" in parent.data.metrics
@@ -301,9 +300,7 @@ def test_it_ends_when_its_campaign_was_killed(journal_path, home, uri):
         while mirror.advance():
             pass
         mirror.show("running")
-        mirror_process.Follower(journal_path, uri, home, None)._report(
-            mirror_process.Progress(uri, "/#/x", 3)
-        )
+        mirror_process.Follower(journal_path, uri, home, None)._report(mirror_process.Progress(uri, "/#/x", 3))
     assert runs_of(uri, journal_path.parent.name)[0].info.status == "RUNNING"
     assert main(["--home", str(home), "status"]) == 0
     while runs_of(uri, journal_path.parent.name)[0].info.status != "KILLED":

@@ -83,9 +83,7 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
     address = f"http://127.0.0.1:{port}"
     for path, count in ((here, 3), (there, 8)):
         write_sample(path, count, campaign=path.parent.name)
-    command = mirror_process.mirror_command(
-        [there], tmp_path / "there", address
-    )  # no campaign: it is not nice
+    command = mirror_process.mirror_command([there], tmp_path / "there", address)  # no campaign: it is not nice
     mirror = mirror_process.MirrorProcess(there, command, os.environ)
     _await(lambda: "trying again" in (there.parent / mirror_process.LOG).read_text())
     code = (
@@ -108,9 +106,7 @@ def test_a_server_shows_late_campaigns_and_ends_with_all_it_started(tmp_path):
 
 def _read_pages(address, view):
     """The candidates' columns, a candidate with a link to its parent, and the parent with a link back."""
-    with browser_page(
-        1280, 900, storage={"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
-    ) as browser:
+    with browser_page(1280, 900, storage={"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}) as browser:
         page = browser.page
         page.goto(address + view)
         child = page.get_by_role("link", name=re.compile("^0001 ")).first

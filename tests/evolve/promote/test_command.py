@@ -150,9 +150,7 @@ def loses_six_percent(genome, workload):
 def not_repeated(job, found):
     seconds = [f.seconds * (1 + job.index) for f in found.workloads]
     slower = zip(found.workloads, seconds, strict=True)
-    return found.model_copy(
-        update={"workloads": tuple(f.model_copy(update={"seconds": s}) for f, s in slower)}
-    )
+    return found.model_copy(update={"workloads": tuple(f.model_copy(update={"seconds": s}) for f, s in slower)})
 
 
 def wrong_later(job, found):
@@ -166,23 +164,37 @@ def unread(job, found):
 
 REFUSED = {
     "a shape that loses": (
-        "tpu7x", {"seconds": loses_six_percent},
-        r"512x256x512 loses 6\.0 % against whole.*modelled.*more than 5 %", True,
+        "tpu7x",
+        {"seconds": loses_six_percent},
+        r"512x256x512 loses 6\.0 % against whole.*modelled.*more than 5 %",
+        True,
     ),
     "wrong when it is verified": (
-        "tpu7x", {"spoil": wrong_later}, r"candidate 1 fails its re-verification: incorrect .*30\.0 dB", False,
+        "tpu7x",
+        {"spoil": wrong_later},
+        r"candidate 1 fails its re-verification: incorrect .*30\.0 dB",
+        False,
     ),
     "figures that do not repeat": ("tpu7x", {"spoil": not_repeated}, "should repeat exactly", None),
     "a shape without a reading of its gates": (
-        "tpu7x", {"spoil": unread}, rf"was not checked on {SHAPES[1]}: no gate was read there\.", False,
+        "tpu7x",
+        {"spoil": unread},
+        rf"was not checked on {SHAPES[1]}: no gate was read there\.",
+        False,
     ),
     "a measured gain within the noise": (
-        "h200", {"seconds": lambda *_: 1e-4}, r"measured, 95 % interval 0\.99.* to 1\.0.*\) is no gain", None,
+        "h200",
+        {"seconds": lambda *_: 1e-4},
+        r"measured, 95 % interval 0\.99.* to 1\.0.*\) is no gain",
+        None,
     ),
     "one that fails while it is timed": (
-        "h200", {"failed": {CHILD.id: "timeout: silence"}}, "candidate 1 fails while it is timed: timeout", None,
+        "h200",
+        {"failed": {CHILD.id: "timeout: silence"}},
+        "candidate 1 fails while it is timed: timeout",
+        None,
     ),
-}  # fmt: skip
+}
 """Target, what the pool is told, what is said, and whether a reason given counts (None: either)."""
 
 
@@ -272,6 +284,4 @@ def test_what_another_device_of_the_architecture_was_promoted_for_is_compared_an
     outcome = run(folder, writer, Options(candidate="1", force_reason="a test"))
     assert outcome.judgement.incumbents == f"library's {OTHER.id}", "what the device is served now"
     _, receipt, dispatch = writer.version(OPERATOR)
-    assert list(dispatch["targets"]) == list(receipt["targets"]) == ["h200"], (
-        "which alone the device would find"
-    )
+    assert list(dispatch["targets"]) == list(receipt["targets"]) == ["h200"], "which alone the device would find"

@@ -31,13 +31,8 @@ def judged(ours, theirs, *, same_source):
             evaluations=[SimpleNamespace(workloads=(made,))],
         )
 
-    found = {
-        "winner": verified("winner", ours, "a"),
-        "seed": verified("seed", theirs, "a" if same_source else "b"),
-    }
-    resolved = SimpleNamespace(
-        suite=Suite("s", (SHAPE,), (SHAPE,)), target=SimpleNamespace(kind=FigureKind.MODELLED)
-    )
+    found = {"winner": verified("winner", ours, "a"), "seed": verified("seed", theirs, "a" if same_source else "b")}
+    resolved = SimpleNamespace(suite=Suite("s", (SHAPE,), (SHAPE,)), target=SimpleNamespace(kind=FigureKind.MODELLED))
     nomination = SimpleNamespace(resolved=resolved, genome_for=lambda workload: "winner")
     verification = SimpleNamespace(comparison=None, found=found)
     return judge(nomination, verification, {"winner": "winner"}, {"w": "seed"})

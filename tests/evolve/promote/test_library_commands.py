@@ -52,9 +52,7 @@ def test_sabotage_is_reported_refused_and_never_served(campaign, writer, how, ca
     assert cli.main(["library", "verify", "--files", "--library", str(writer.library)]) == 2
     bad = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no")]
     assert len(bad) == 1 and words in bad[0] and one_sentence(bad[0])
-    assert cli.main(["library", "list", "--library", str(writer.library)]) == (
-        0 if how == "edited kernel" else 2
-    )
+    assert cli.main(["library", "list", "--library", str(writer.library)]) == (0 if how == "edited kernel" else 2)
     with pytest.raises(LibraryError, match=words):
         run(campaign, writer, Options(candidate="2"))
 
@@ -137,9 +135,7 @@ def test_rollback_and_gc(campaign, writer):
     with pytest.raises(LibraryError, match="nothing is promoted"):
         rollback(writer, OPERATOR, None, None)
     assert rollback(writer, OPERATOR, first, "forward again") == (None, first)
-    assert rollback(writer, OPERATOR, None, None) == (first, None), (
-        "and back: what it was promoted over is nothing"
-    )
+    assert rollback(writer, OPERATOR, None, None) == (first, None), "and back: what it was promoted over is nothing"
     absent = LibraryWriter(writer.library / "absent")
     for change in (lambda: rollback(absent, OPERATOR, None, None), lambda: collect(absent, 1)):
         with pytest.raises(LibraryError, match="nothing is promoted"):
@@ -151,9 +147,7 @@ def test_rollback_and_gc(campaign, writer):
     assert len(writer.index(OPERATOR)["history"]) == 7
     fourth = run(campaign, writer, Options(candidate="2")).version
     collect(writer, 1)
-    with pytest.raises(
-        LibraryError, match=f"holds no version before {fourth}, so nothing can be rolled back"
-    ):
+    with pytest.raises(LibraryError, match=f"holds no version before {fourth}, so nothing can be rolled back"):
         rollback(writer, OPERATOR, None, None)
 
 

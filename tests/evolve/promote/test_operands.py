@@ -9,12 +9,7 @@ def test_operands_are_functions_of_the_dimensions():
     from tilewright.evolve.promote.version_files import fitted_operands
     from tilewright.seeds.catalogue import load_operator
 
-    for name in (
-        "gemm_fp8_blockwise/gemm_nt",
-        "gridquant/gemm_256",
-        "gemm_mxfp8_out/masked6x20",
-        "mx_cast/gemm_mxfp4",
-    ):
+    for name in ("gemm_fp8_blockwise/gemm_nt", "gridquant/gemm_256", "gemm_mxfp8_out/masked6x20", "mx_cast/gemm_mxfp4"):
         operator = load_operator(name)
         suite = next(iter(operator.suites.values()))
         workload = suite.workloads[0]
@@ -45,10 +40,7 @@ def test_a_promoted_kernel_says_the_time_that_its_module_expects():
     for seed in operator.kernels.values():
         defaults = read_declarations(seed.source).defaults
         legalities += [
-            (
-                seed.name,
-                Legality((), {**operator.constants, **defaults, **point}, _expected_time(seed.source)),
-            )
+            (seed.name, Legality((), {**operator.constants, **defaults, **point}, _expected_time(seed.source)))
             for point in seed.points
         ]
 

@@ -95,9 +95,7 @@ def test_a_sound_table_gets_a_version_that_says_what_was_verified_where(writer):
     assert finding.good and version != before and version in finding.sentence
     assert "+0.0 % against their receipts" in finding.sentence and "jax 0.11.2" in finding.sentence
     record = receipt["targets"]["tpu7x"]
-    assert (
-        record["rechecked"]["version"] == before and record["rechecked"]["on"] == "jax 0.11.2, libtpu 0.0.60"
-    )
+    assert record["rechecked"]["version"] == before and record["rechecked"]["on"] == "jax 0.11.2, libtpu 0.0.60"
     (candidate,) = record["candidates"]
     assert candidate["toolchain"] == NEWER and candidate["gate_seeds"] and candidate["gates"]
     assert candidate["lineage"], "and where the kernel comes from"
@@ -144,9 +142,7 @@ def test_where_nothing_passes_nothing_is_served(writer):
 
 def test_a_loss_is_told(writer):
     *slow, summary = recheck(writer, seconds=lambda genome, workload: 60e-6)
-    assert [s.sentence.split(" takes ")[1][:40] for s in slow] == [
-        "60.00 us here, 50.0 % more than the 40.0"
-    ] * 2
+    assert [s.sentence.split(" takes ")[1][:40] for s in slow] == ["60.00 us here, 50.0 % more than the 40.0"] * 2
     assert "+50.0 % against their receipts in the geometric mean" in summary.sentence
     assert all(f.good for f in (*slow, summary)) and set(table(writer).values()) == {OTHER.id}
 
@@ -185,8 +181,6 @@ def test_on_a_device_times_are_those_of_the_comparison(tmp_path):
     assert entry["devices"] == ["NVIDIA H200 NVL"] and entry["toolchain"]["triton"] == ["3.7.1", "3.8"]
     for shape in record["shapes"]:
         low, high = shape["seconds_interval"]
-        assert (
-            low < shape["seconds"] < high and 0.0 < shape["change"] < 0.25 and shape["model_version"] is None
-        )
+        assert low < shape["seconds"] < high and 0.0 < shape["change"] < 0.25 and shape["model_version"] is None
     (pack,) = (n for n in receipt["files"] if n.startswith("plans_"))
     assert pack == plan_shelf.pack_name("h200", {"triton": "3.7.1"}) and list(receipt["plans"]) == [pack]

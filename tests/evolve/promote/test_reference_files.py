@@ -40,10 +40,14 @@ if __name__ == "__main__":
 
 def _operator(reference, call="x"):
     return TakenOperator(
-        "rows/taken", reference, call, (Operand("x", "bfloat16", ("M", "N")),),
+        "rows/taken",
+        reference,
+        call,
+        (Operand("x", "bfloat16", ("M", "N")),),
         (Result("o0", "bfloat16", ("M", "N"), 40.0),),
-        {"calls": Suite("calls", workloads=(SHAPE,), check=(SHAPE,))}, {"seed": SeedKernel("seed", "")},
-    )  # fmt: skip
+        {"calls": Suite("calls", workloads=(SHAPE,), check=(SHAPE,))},
+        {"seed": SeedKernel("seed", "")},
+    )
 
 
 def _packed(operator):

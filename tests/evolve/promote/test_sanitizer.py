@@ -24,9 +24,7 @@ def test_faults_refuse_and_hazards_are_counted():
     assert reading("memcheck", TEXT.format(summary="ERROR SUMMARY: 0 errors")) == 0
     hazards = TEXT.format(summary="RACECHECK SUMMARY: 8 hazards displayed (8 errors, 0 warnings)")
     assert reading("racecheck", hazards) == 8
-    with pytest.raises(
-        Refusal, match=r"memcheck counts 2 errors in its kernels, first: Invalid __global__ read"
-    ):
+    with pytest.raises(Refusal, match=r"memcheck counts 2 errors in its kernels, first: Invalid __global__ read"):
         reading("memcheck", TEXT.format(summary="ERROR SUMMARY: 2 errors"))
 
 

@@ -28,9 +28,7 @@ def family(tmp_path):
     shapes = "(workload(256, 256, 512), workload(256, 256, 768))"
     checked = "(workload(128, 128, 512), workload(128, 128, 256))"
     suites = f'{{"tiny": tiny, "mixed": Suite("mixed", {shapes}, {checked})}}'
-    text = operator.read_text().replace(
-        "check=(workload(128, 128, 256),)", "check=(workload(128, 128, 512),)"
-    )
+    text = operator.read_text().replace("check=(workload(128, 128, 256),)", "check=(workload(128, 128, 512),)")
     operator.write_text(text.replace('{"tiny": tiny}', suites))
     return folder
 

@@ -22,9 +22,14 @@ class CascadePool(FormulaPool):
         if job.baseline:
             return super()._evaluation(job)
         return self._cascade.evaluate(
-            job.genome.id, job.genome.source, job.genome.params, seed=job.seed, scope=job.scope,
-            best=job.best, only=job.only,
-        )  # fmt: skip
+            job.genome.id,
+            job.genome.source,
+            job.genome.params,
+            seed=job.seed,
+            scope=job.scope,
+            best=job.best,
+            only=job.only,
+        )
 
 
 def test_a_kernel_is_verified_written_and_still_right_without_tilewright(tmp_path):

@@ -36,7 +36,7 @@ def build(params):
         ("h200", "gemm_fp8_blockwise/gemm_nt", ["132 multiprocessors", "227 KiB", "4.80 TB/s", "triton.language"]),
         ("gfx950", "gemm_fp8_blockwise/gemm_nt", ["160 KiB of shared memory", "triton.language"]),
     ],
-)  # fmt: skip
+)
 def test_a_model_is_told_the_device_the_gates_and_the_imports(target, operator, phrases):
     gates = load_operator(operator).gates
     found = "\n".join(facts_of(load_target(target), gates))

@@ -31,9 +31,7 @@ class InlinePool(PoolAtOnce):
 
     def evaluate(self, job):
         if self.added(job) == WRONG:
-            return failed(
-                job.genome, reason="exact gate reads 12 dB", log="of 66", target="tpu7x", suite="tiny"
-            )
+            return failed(job.genome, reason="exact gate reads 12 dB", log="of 66", target="tpu7x", suite="tiny")
         return super().evaluate(job)
 
     def added(self, job):
@@ -115,11 +113,21 @@ LATE = Answer("too late", delay_seconds=2.5)
 MALFORMED = Answer(raw=b'{"choices": [{"mess')
 
 SCRIPT = [
-    diff("good diff"), UNMATCHED, whole("whole module after an unmatched diff", 5), UNPARSABLE,
-    diff("diff after a syntax error"), forbidden, diff("wrong on purpose", WRONG), BUSY,
-    diff("after a rate limit"), LATE, LATE, MALFORMED, diff("after a broken endpoint"),
+    diff("good diff"),
+    UNMATCHED,
+    whole("whole module after an unmatched diff", 5),
+    UNPARSABLE,
+    diff("diff after a syntax error"),
+    forbidden,
+    diff("wrong on purpose", WRONG),
+    BUSY,
+    diff("after a rate limit"),
+    LATE,
+    LATE,
+    MALFORMED,
+    diff("after a broken endpoint"),
     *(whole(f"late idea {number}", number) for number in range(20, 60)),
-]  # fmt: skip
+]
 """In the order of requests. A time-out is tried once more, and what is no chat completion is not."""
 
 LIMITS = ["--set", "llm.timeout_seconds=1.5", "--set", "llm.retries=1"]
@@ -144,9 +152,12 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch, 
     assert all("small_gemm/good" in text and "4711" in text for text in first if text not in mended)
     used = details(cli, "asked-001")
     assert used[:5] == [
-        "good diff", "whole module after an unmatched diff", "diff after a syntax error", "wrong on purpose",
+        "good diff",
+        "whole module after an unmatched diff",
+        "diff after a syntax error",
+        "wrong on purpose",
         "after a rate limit",
-    ]  # fmt: skip
+    ]
     assert "after a broken endpoint" in used
     assert not {"no", "peek"} & set(used)
     with Journal(journal_of(cli, "asked-001")) as journal:
@@ -157,10 +168,7 @@ def test_every_kind_of_answer_and_a_replay_without_the_server(cli, monkeypatch, 
     ]
     assert SECRET.encode() not in journal_of(cli, "asked-001").read_bytes()
     terminal, logbook = capsys.readouterr().out, journal_of(cli, "asked-001").with_name("campaign.log")
-    assert (
-        "was refused: the SEARCH text of block 1 is not in the module; it must occur exactly once\n"
-        in terminal
-    )
+    assert "was refused: the SEARCH text of block 1 is not in the module; it must occur exactly once\n" in terminal
     assert f"HTTP 429 from the model endpoint {server.url}\n" in terminal
     assert re.search(r"  incorrect: candidate \d+, exact gate reads 12 dB\n", terminal)
     assert f"{logbook} says why answers were refused" in terminal
@@ -186,18 +194,14 @@ def test_a_spent_budget_leaves_the_rest_to_other_proposers(cli, caplog):
     assert len(details(cli, "asked-001", "parameter")) == 15 - asked
     assert [r.getMessage() for r in caplog.records if "no more model calls" in r.getMessage()]
     lines = status_lines(journal_of(cli, "asked-001"))
-    (spent,) = (
-        line for line in lines if line.startswith("llm.total_tokens: tilewright asks the model no more")
-    )
+    (spent,) = (line for line in lines if line.startswith("llm.total_tokens: tilewright asks the model no more"))
     assert "of 12000 are left" in spent and spent in closing_lines(journal_of(cli, "asked-001"))
     replayed = run(cli, campaign_file(cli), "--llm-replay", "asked-001")
     assert replayed == 0 and content(cli, "asked-002") == record
 
 
 @pytest.mark.parametrize(("status", "failure"), [(401, "HTTP 401 from"), (0, "no connection to")])
-def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(
-    cli, capsys, monkeypatch, status, failure
-):
+def test_a_model_that_refuses_costs_nothing_and_alone_ends_with_an_error(cli, capsys, monkeypatch, status, failure):
     answers = [Answer(status=status, raw=b'{"error": {"message": "no"}}')] if status else [LATE]
     with scripted_server(answers) as server:
         url = server.url if status else "http://127.0.0.1:1/v1"

@@ -94,9 +94,7 @@ def campaign():
 
 
 def test_a_niche_gets_its_rungs_and_no_more(campaign):
-    opened = [
-        c for c in campaign.history.candidates if c.mutation.proposer == NAME and RULE in c.mutation.detail
-    ]
+    opened = [c for c in campaign.history.candidates if c.mutation.proposer == NAME and RULE in c.mutation.detail]
     sources = {c.genome.source_id for c in opened}
     for source in sources:
         assert sum(c.genome.source_id == source for c in opened) <= sum(RUNGS)

@@ -37,8 +37,9 @@ def test_the_sequence_is_the_one_written_down(table):
     assert digest(run_search(table, 1, Setting(budget=60, lag=4))) == "8c01e08c7d2f"
 
 
-SPACE_A = Space({"block": (16, 32, 64, 128), "stages": (1, 2, 3, 4), "mode": ("x", "y", "z")},
-                {"block * stages <= 256": "fits"})  # fmt: skip
+SPACE_A = Space(
+    {"block": (16, 32, 64, 128), "stages": (1, 2, 3, 4), "mode": ("x", "y", "z")}, {"block * stages <= 256": "fits"}
+)
 SPACE_B = Space({"block": (32, 64, 128, 256), "fast": (False, True)})
 
 
@@ -84,9 +85,7 @@ def advance(proposer, history, until, lag=2):
             seen = len(history.evaluated)
             assert proposal.genome.id not in history
             assert space_of(proposal.genome.source).legal(proposal.genome.params)
-            history.propose(
-                Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0, seen)
-            )
+            history.propose(Candidate(index, proposal.genome, proposal.parents, proposal.mutation, 1, 0, seen))
         oldest = history.candidates[len(history.evaluated)]
         history.integrate(oldest, evaluate(oldest))
 

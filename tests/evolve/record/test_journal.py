@@ -11,16 +11,12 @@ from tilewright.evolve.errors import JournalError
 from tilewright.evolve.record.journal import Journal
 from tilewright.evolve.space.genome import Genome
 
-values = st.one_of(
-    st.integers(-(2**40), 2**40), st.booleans(), st.text(max_size=8), st.floats(allow_nan=False)
-)
+values = st.one_of(st.integers(-(2**40), 2**40), st.booleans(), st.text(max_size=8), st.floats(allow_nan=False))
 
 
 def made(index, params=None, source="x = 1\n"):
     genome = Genome(source, {**(params or {}), "i": index})
-    return candidate(
-        index, genome, parents=("p",), detail="tile 1 -> 2", generation=3, island=1, seen=index // 2
-    )
+    return candidate(index, genome, parents=("p",), detail="tile 1 -> 2", generation=3, island=1, seen=index // 2)
 
 
 @settings(max_examples=5, deadline=None)
@@ -40,9 +36,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, points):
         assert [index for _, index, _, _ in journal.evaluations()] == list(range(len(points)))
 
 
-@pytest.mark.parametrize(
-    "table", ["meta", "sources", "candidates", "evaluations", "reference_points", "events"]
-)
+@pytest.mark.parametrize("table", ["meta", "sources", "candidates", "evaluations", "reference_points", "events"])
 def test_rows_can_be_neither_changed_nor_deleted(tmp_path, table):
     path = tmp_path / "j.sqlite"
     with Journal(path, write=True, create=True) as journal:

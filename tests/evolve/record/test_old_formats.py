@@ -35,11 +35,7 @@ def test_a_stopped_campaign_of_another_time_model_is_read_and_not_mixed(tmp_path
     written, search = Journal.meta, {"proposers": ["local_search"]}  # which version 0.1 had
 
     def meta(self, key, default=None):
-        return (
-            written(self, key, default) | {"search": search}
-            if key == "config"
-            else written(self, key, default)
-        )
+        return written(self, key, default) | {"search": search} if key == "config" else written(self, key, default)
 
     monkeypatch.setattr(Journal, "meta", meta)
     with pytest.raises(tw.UserError, match=f"time model 1, this tilewright's is {time_model.VERSION}"):

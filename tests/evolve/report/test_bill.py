@@ -22,9 +22,15 @@ def journal(tmp_path):
     with Journal(tmp_path / "journal.sqlite", write=True, create=True) as journal:
         journal.set_meta(
             "campaign",
-            {"id": "c-001", "floors": {"w": {"mxu_seconds": 1.0}}, "seeds": ["first"], "target": "h200",
-             "target_kind": "measured", "budget": {"evaluations": 2, "until": "converged"}},
-        )  # fmt: skip
+            {
+                "id": "c-001",
+                "floors": {"w": {"mxu_seconds": 1.0}},
+                "seeds": ["first"],
+                "target": "h200",
+                "target_kind": "measured",
+                "budget": {"evaluations": 2, "until": "converged"},
+            },
+        )
         journal.add_event("started")
         for index, (seconds, kind) in enumerate([(4.0, MutationKind.SEED), (2.0, MutationKind.PARAMETER)]):
             made = candidate(index, Genome("kernel", {"a": index}), kind=kind)

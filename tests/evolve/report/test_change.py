@@ -32,8 +32,10 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
         ],
         [
             "The winner, candidate 2, changes source and parameters of seed naive:",
-            "  rewrites: cache_operand -> hoist_scale", "  parameters: skew 0 -> 2, slots = 2 (new)",
-            "   def quantise(tile):", "  -    scale = jnp.max(jnp.abs(tile), axis=1, keepdims=True) / 448.0",
+            "  rewrites: cache_operand -> hoist_scale",
+            "  parameters: skew 0 -> 2, slots = 2 (new)",
+            "   def quantise(tile):",
+            "  -    scale = jnp.max(jnp.abs(tile), axis=1, keepdims=True) / 448.0",
             "  -    return tile / scale, scale",
             "  +    scale = jnp.max(jnp.abs(tile), axis=1, keepdims=True) * (1 / 448.0)",
             "  +    return tile * (1 / scale), scale",
@@ -46,7 +48,8 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
             ((1, 2), CROSSOVER, "crossover of #1 and #2", CACHED, {"skew": 2}),
         ],
         [
-            "The winner, candidate 3, changes source and parameters of seed naive:", "  rewrites: cache_operand",
+            "The winner, candidate 3, changes source and parameters of seed naive:",
+            "  rewrites: cache_operand",
             "  parameters: skew 0 -> 2",
         ],
     ),
@@ -58,7 +61,7 @@ LINES: dict[str, tuple[list[Step], list[str]]] = {
         [((0,), REWRITE, "unroll: by 60", LONG, {})],
         ["  +line_0 = 0", "  … 33 more lines: tilewright report quickstart-001"],
     ),
-}  # fmt: skip
+}
 
 
 def change_of(path, steps):
@@ -93,9 +96,7 @@ def test_the_winners_change_is_named_and_short(tmp_path, steps, expected):
     if not change.diff:
         assert lines == expected, "where only parameters changed, it prints just these"
     printed = closing_lines(path)
-    assert lines == [line for line in printed if line in lines] and all(
-        line.isprintable() for line in printed
-    )
+    assert lines == [line for line in printed if line in lines] and all(line.isprintable() for line in printed)
 
 
 def test_a_seed_that_wins_is_unchanged_and_nobody_wins_without_figures(tmp_path):

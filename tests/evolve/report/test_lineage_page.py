@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from testkit.browser import browser_page, missing_browser
-from testkit.sample_campaign import (
-    DEFAULTS,
-    FINAL_WORKLOADS,
-    HOSTILE,
-    SOURCE,
-    failed_evaluation,
-    sample_evaluation,
-)
+from testkit.sample_campaign import DEFAULTS, FINAL_WORKLOADS, HOSTILE, SOURCE, failed_evaluation, sample_evaluation
 from tilewright.evolve.record.history import Candidate, Mutation, MutationKind
 from tilewright.evolve.report.data import CampaignData
 from tilewright.evolve.report.lineage import render_lineage, write_lineage
@@ -44,9 +37,7 @@ def big_campaign(count):
         params: dict[str, Value] = {"block_m": int(rng.integers(64)), "number": index, "order": "rows"}
         genome = Genome(SOURCE + (f"\nshift = {index}\n" if index % 10 == 0 else ""), params)
         kind = kinds[index % 4] if index else MutationKind.SEED
-        mutation = Mutation(
-            kind, "made up", f"block_m -> {params['block_m']} {HOSTILE if index == 9 else ''}"
-        )
+        mutation = Mutation(kind, "made up", f"block_m -> {params['block_m']} {HOSTILE if index == 9 else ''}")
         parents = tuple(chain[n].genome.id for n in chosen)
         candidate = Candidate(index, genome, parents, mutation, index // 50, index % 3)
         candidates[genome.id] = candidate
@@ -102,6 +93,4 @@ def test_ten_thousand_candidates_open_in_three_seconds_and_stay_responsive(page)
         assert "TFLOP/s (tpu7x, modelled)" in browser.page.locator("#panel").inner_text()
         assert browser.errors == [] and set(browser.requests) == {page.as_uri()}
     assert opened < OPEN_SECONDS, f"{opened:.2f} s"
-    assert frame < 1e3 * FRAME_SECONDS and pick < 2e3 * FRAME_SECONDS, (
-        f"{frame:.0f} ms a frame, {pick:.0f} ms a choice"
-    )
+    assert frame < 1e3 * FRAME_SECONDS and pick < 2e3 * FRAME_SECONDS, f"{frame:.0f} ms a frame, {pick:.0f} ms a choice"

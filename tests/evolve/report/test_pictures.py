@@ -36,10 +36,7 @@ def test_every_picture_is_a_complete_file_with_unit_target_and_kind(data):
         assert root.tag.endswith("svg") and float(root.attrib["viewBox"].split()[3]) > 50
         assert "tpu7x" in words(text) and "modelled" in words(text) and "measured" not in words(text)
     in_bytes = replace(data, facts={**data.facts, "unit": "GB/s"})
-    for text in (
-        convergence_svg(in_bytes),
-        lineage_svg(in_bytes, data.winner or next(iter(data.candidates.values()))),
-    ):
+    for text in (convergence_svg(in_bytes), lineage_svg(in_bytes, data.winner or next(iter(data.candidates.values())))):
         assert "GB/s" in text and "TFLOP/s" not in text
     assert roofline(in_bytes) is None, "memory is the only roof"
     interpreted = replace(data, facts={**data.facts, "target": "interpreter"})
@@ -82,9 +79,11 @@ def test_the_outcomes_of_rules_and_proposers_are_counted(tmp_path):
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', outcomes_section(found))
     numbers = {name: [int(n) for n in re.findall(r">(\d+)<", cells)] for name, cells in rows}
     assert numbers == {
-        "rewrite": [3, 1, 1, 1], "surrogate": [2, 1, 1, 0],
-        "rule hoist_scale": [1, 1, 0, 0], "rule split_k": [3, 1, 1, 1],
-    }  # fmt: skip
+        "rewrite": [3, 1, 1, 1],
+        "surrogate": [2, 1, 1, 0],
+        "rule hoist_scale": [1, 1, 0, 0],
+        "rule split_k": [3, 1, 1, 1],
+    }
 
 
 def with_figures(data, **update):

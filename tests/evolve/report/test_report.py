@@ -62,9 +62,7 @@ def test_page_is_well_formed_and_asks_nothing_of_the_network(data):
 
 
 def test_every_colour_that_a_page_names_is_one_in_both_modes():
-    parts = [
-        path.read_text() for path in Path(html.__file__).parent.iterdir() if path.suffix in (".css", ".js")
-    ]
+    parts = [path.read_text() for path in Path(html.__file__).parent.iterdir() if path.suffix in (".css", ".js")]
     named = re.findall(r'var\(--(\w+)\)|\bv\("(\w+)"\)', "".join(parts))
     defined = re.findall(r"--(\w+):", "".join(parts))
     assert {css or js for css, js in named} <= {name for name in defined if defined.count(name) == 2}

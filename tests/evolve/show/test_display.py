@@ -26,13 +26,17 @@ def snapshot(journal, count, elapsed, lag=3):
     evaluations = [e for _, _, e, _ in journal.evaluations()][:count]
     passed: list[Evaluation] = [e for e in evaluations if e.verdict is Verdict.OK]
     return Snapshot(
-        evaluations=count, evaluations_budget=60, elapsed_seconds=elapsed, wall_budget_seconds=300.0,
+        evaluations=count,
+        evaluations_budget=60,
+        elapsed_seconds=elapsed,
+        wall_budget_seconds=300.0,
         verdicts=Counter(evaluation.verdict.value for evaluation in evaluations),
-        best=max(passed, key=lambda e: e.fitness or 0.0, default=None), seed=passed[0] if passed else None,
+        best=max(passed, key=lambda e: e.fitness or 0.0, default=None),
+        seed=passed[0] if passed else None,
         references=journal.references("suite"),
         activity=[f"worker {n}: candidate {count + n}, measure [1024x2048x2048]" for n in range(12)],
         mirror_lag=lag,
-    )  # fmt: skip
+    )
 
 
 def live(**options):
@@ -60,10 +64,18 @@ def test_panel_shows_figures_with_unit_target_and_kind(journal):
     assert shown.best is not None and shown.best.fitness is not None
     for expected in (
         "quickstart-001: gemm_fp8_fused/g512 on tpu7x (modelled), suite quickstart, seed 7",
-        "20 of 60", "40.0 s of 5 min 0 s", "3 evaluations behind", "on tpu7x, modelled",
-        f"{shown.best.fitness:.1f}", "1024x2048x2048", "bf16", "worker 0: candidate 20, measure [1024x2048x2048]",
-        "and 4 more workers", "starting workers", "warning: it stays",
-    ):  # fmt: skip
+        "20 of 60",
+        "40.0 s of 5 min 0 s",
+        "3 evaluations behind",
+        "on tpu7x, modelled",
+        f"{shown.best.fitness:.1f}",
+        "1024x2048x2048",
+        "bf16",
+        "worker 0: candidate 20, measure [1024x2048x2048]",
+        "and 4 more workers",
+        "starting workers",
+        "warning: it stays",
+    ):
         assert expected in stream.getvalue()
 
 

@@ -91,10 +91,7 @@ def test_the_command_prints_how_it_ended(folder, capsys):
     home = str(folder.parent.parent)
     assert cli.main(["--home", home, "watch"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "campaign quickstart-001 finished: the budget of evaluations is spent" in out
-        and "(tpu7x, modelled)" in out
-    )
+    assert "campaign quickstart-001 finished: the budget of evaluations is spent" in out and "(tpu7x, modelled)" in out
     assert (folder / JOURNAL).read_bytes() == before, "it only reads"
     assert cli.main(["--home", home, "watch", "nobody"]) == 2
 

@@ -46,9 +46,7 @@ def test_a_rewritten_child_starts_at_a_legal_point():
 
 def test_a_space_too_large_to_enumerate_is_searched_around_the_point():
     names = [f"p{n}" for n in range(12)]
-    space = Space(
-        {name: tuple(range(1, 9)) for name in names}, {"p0 > 4 and p1 > 4 and p2 > 6": "they are large"}
-    )
+    space = Space({name: tuple(range(1, 9)) for name in names}, {"p0 > 4 and p1 > 4 and p2 > 6": "they are large"})
     assert space.points is None
     found = nearest_point(space, dict.fromkeys(names, 1))
     assert distance(space, dict.fromkeys(names, 1), found)[0] == 3

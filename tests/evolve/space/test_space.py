@@ -60,11 +60,15 @@ def test_unknown_missing_and_unlisted_are_told():
 @pytest.mark.parametrize(
     "source",
     [
-        "SPACE = {", "SPACE = [1]", "SPACE = {'a': ()}\nDEFAULTS = {'a': 1}",
-        "SPACE = {'a': (1, 1)}\nDEFAULTS = {'a': 1}", "SPACE = {'a': (None,)}\nDEFAULTS = {'a': None}",
-        "SPACE = {'a': (1,)}", "SPACE = {'a': (1,)}\nDEFAULTS = {'a': 1}\nCONSTRAINTS = {'a == 1': ''}",
+        "SPACE = {",
+        "SPACE = [1]",
+        "SPACE = {'a': ()}\nDEFAULTS = {'a': 1}",
+        "SPACE = {'a': (1, 1)}\nDEFAULTS = {'a': 1}",
+        "SPACE = {'a': (None,)}\nDEFAULTS = {'a': None}",
+        "SPACE = {'a': (1,)}",
+        "SPACE = {'a': (1,)}\nDEFAULTS = {'a': 1}\nCONSTRAINTS = {'a == 1': ''}",
     ],
-)  # fmt: skip
+)
 def test_malformed_declarations_are_one_sentence(source):
     with pytest.raises(SpaceError) as caught:
         Space.from_source(source)

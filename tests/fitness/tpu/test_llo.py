@@ -21,19 +21,15 @@ UNITS = {
     "matpush": ["vmatpush.bf16", "vmatprep.subr.f32", "vdwg.f32"],
     "vpop": ["vpop.f32.mrb", "vpop.eup"],
     "xlu": ["vadd.xlane.f32", "vmul.xlu", "vrot.slane", "vperm.xlu1", "vtrn", "vxpose.xlu0", "vbcast.lane.b32"],
-    "eup": [
-        "vrcp.f32", "vrsqrt", "vpow2.f32", "vlog2", "vtanh", "verf", "vexp", "vsin", "vcos", "vsigmoid",
-    ],
+    "eup": ["vrcp.f32", "vrsqrt", "vpow2.f32", "vlog2", "vtanh", "verf", "vexp", "vsin", "vcos", "vsigmoid"],
     "vload": ["vld", "vld.sshfl"],
     "vstore": ["vst", "vst.msk"],
-    "other": [
-        "vsync.add", "vnop", "vdelay", "vfence", "inlined_call", "spseudo", "shalt.err", "strace",
-    ],
+    "other": ["vsync.add", "vnop", "vdelay", "vfence", "inlined_call", "spseudo", "shalt.err", "strace"],
     "dma": ["dma.hbm_to_vmem", "dma.general"],
     "dma_wait": ["dma.done.wait", "dma.wait"],
     "valu": ["vadd.f32", "vmul.f32", "vbcast.sublane", "vsel"],
     "salu": ["sadd.s32", "scalar_lea.sflag", "sld"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("unit", "opcode"), [(u, o) for u, opcodes in UNITS.items() for o in opcodes])
@@ -46,11 +42,18 @@ def test_an_instruction_occupies_its_unit(unit, opcode):
 @pytest.mark.parametrize(
     ("opcode", "kind"),
     [
-        ("vmatmul.mubr.s8.gmra", "s8"), ("vmatmul.u8", "s8"), ("vmatmul.s4", "s8"), ("vmatmul.u4", "s8"),
-        ("vmatmul.f8e4m3fn", "f8"), ("vmatmul.eXmY", "f8"), ("vmatmul.mubr.bf16", "bf16"), ("vmatmul", "f32"),
-        ("vmatmul.f32", "f32"), ("vmatmul.f8.bf16", "f8"),
+        ("vmatmul.mubr.s8.gmra", "s8"),
+        ("vmatmul.u8", "s8"),
+        ("vmatmul.s4", "s8"),
+        ("vmatmul.u4", "s8"),
+        ("vmatmul.f8e4m3fn", "f8"),
+        ("vmatmul.eXmY", "f8"),
+        ("vmatmul.mubr.bf16", "bf16"),
+        ("vmatmul", "f32"),
+        ("vmatmul.f32", "f32"),
+        ("vmatmul.f8.bf16", "f8"),
     ],
-)  # fmt: skip
+)
 def test_a_product_has_the_type_of_its_operands(opcode, kind):
     assert matmul_type(opcode) == kind
     assert ExecutedWork(opcodes=Counter({opcode: 3, "vmatpush.bf16": 9})).matmuls() == {kind: 3}
@@ -75,8 +78,11 @@ TEXT = b"""0x0: bundle slots:
 def test_copies_and_spills_are_counted():
     found = scan_bundles(TEXT)
     assert found.dma_bytes == {
-        "dma.hbm_to_vmem": 170 * 32, "dma.vmem_to_hbm": 640, "dma.vmem_to_vmem": 1280, "dma.general": 2560,
-    }  # fmt: skip
+        "dma.hbm_to_vmem": 170 * 32,
+        "dma.vmem_to_hbm": 640,
+        "dma.vmem_to_vmem": 1280,
+        "dma.general": 2560,
+    }
     assert found.dmas == {"dma.hbm_to_vmem": 2, "dma.vmem_to_hbm": 1, "dma.vmem_to_vmem": 1, "dma.general": 1}
     assert found.hbm_bytes == 270 * 32 and found.hbm_dmas == 4, "what stays within the core does not count"
     assert (found.spills, found.fills, found.bundles) == (1, 2, 2)
@@ -90,11 +96,11 @@ def test_what_runs_one_after_another_adds_up():
     two = one + one
     assert two == ExecutedWork(
         *(Counter({name: 2 * n for name, n in counts.items()}) for counts in (one.opcodes, one.dma_bytes, one.dmas)),
-        spills=2, fills=4, bundles=4,
-    )  # fmt: skip
-    assert one + ExecutedWork() == one and ExecutedWork() == ExecutedWork(
-        Counter(), Counter(), Counter(), 0, 0, 0
+        spills=2,
+        fills=4,
+        bundles=4,
     )
+    assert one + ExecutedWork() == one and ExecutedWork() == ExecutedWork(Counter(), Counter(), Counter(), 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -128,10 +134,7 @@ def test_a_profile_without_a_count_is_of_one():
 
 def test_vmem_is_that_of_the_largest_program():
     line = "  #allocation{} [shape = 'f32[8,128]', space={}, size = {}, scoped, tag = 'x']\n"
-    small, large = (
-        line.format(1, "vmem", "0x10"),
-        line.format(2, "vmem", "0x1f") + line.format(3, "vmem", "0x1"),
-    )
+    small, large = (line.format(1, "vmem", "0x10"), line.format(2, "vmem", "0x1f") + line.format(3, "vmem", "0x1"))
     assert vmem_bytes([large, small]) == vmem_bytes([small, large]) == 0x20
     assert vmem_bytes([]) == 0 and vmem_bytes([line.format(4, "smem", "0x40")]) == 0
 

@@ -51,14 +51,9 @@ def test_a_flag_that_is_a_constant_is_the_flag_it_is():
     constant = BUNDLES.replace(
         b"scalar_lea.sflag [#allocation7], %s9_s1", b"smov.u32 [#allocation7] /* materialized constant */"
     )
-    both = constant.replace(b"granules=*/100", b"granules=*/200").replace(
-        b"wait %s0_s1, 100", b"wait %s0_s1, 200"
-    )
+    both = constant.replace(b"granules=*/100", b"granules=*/200").replace(b"wait %s0_s1, 100", b"wait %s0_s1, 200")
     swapped = both.replace(b"wait %s0_s1, 200", b"wait [#allocation7 + $0x1], 200", 1)
-    assert (
-        constant != BUNDLES
-        and read_events(swapped, read_critical_path(CRITICAL, 100), 100).ready.tolist()[2] == 1
-    )
+    assert constant != BUNDLES and read_events(swapped, read_critical_path(CRITICAL, 100), 100).ready.tolist()[2] == 1
 
 
 SPILLED = b"""0x0: bundle slots:

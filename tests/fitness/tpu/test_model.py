@@ -44,9 +44,7 @@ def test_the_critical_path_says_what_was_waited_for():
     found = read_diagnosis(BUNDLES + last, read_critical_path(CRITICAL, 1000), 1000, CHIP)
     assert found["critical_path"] == {"mxu": 500, "dma": 400, "spill": 100}
     assert found["overlap"] == {"mxu_with_valu": 0.125, "valu_with_mxu": 1.0}
-    assert read_diagnosis(
-        BUNDLES + b"0x3: bundle slots:\n\n\n", read_critical_path(CRITICAL, 1000), 1000, CHIP
-    )
+    assert read_diagnosis(BUNDLES + b"0x3: bundle slots:\n\n\n", read_critical_path(CRITICAL, 1000), 1000, CHIP)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,15 @@ from tilewright.fitness.tpu.llo import OperationCycles, ParseError, scan_bundles
 from tilewright.fitness.tpu.time_model import ModelledTime
 
 CHIP = dataclasses.replace(
-    CHIPS["tpu7x"], mxus=2, mxu_size=10, mxu_cycles={"bf16": 8, "f8": 4}, mxu_rows={"bf16": 16, "f8": 32},
-    slots={"valu": 4, "vload": 2, "vstore": 1, "xlu": 1}, peaks={"bf16": 1e9, "f8": 2e9}, hbm=1e6,
-)  # fmt: skip
+    CHIPS["tpu7x"],
+    mxus=2,
+    mxu_size=10,
+    mxu_cycles={"bf16": 8, "f8": 4},
+    mxu_rows={"bf16": 16, "f8": 32},
+    slots={"valu": 4, "vload": 2, "vstore": 1, "xlu": 1},
+    peaks={"bf16": 1e9, "f8": 2e9},
+    hbm=1e6,
+)
 BUNDLES = b"""0x0: bundle slots:
   %0 = dma.hbm_to_vmem [x] /*size_in_granules=*/10
 0x1: bundle slots:
@@ -92,17 +98,19 @@ def test_an_operation_of_no_cycles_or_no_profile_is_refused(tmp_path):
 
 def run_of(text=BUNDLES, cycles=100, events=None):
     operations = (OperationCycles("k", cycles, 1),)
-    return simulation.StaticRun(
-        operations, scan_bundles(text), 0x200, None, events or ((Events.idle(100), 1),)
-    )
+    return simulation.StaticRun(operations, scan_bundles(text), 0x200, None, events or ((Events.idle(100), 1),))
 
 
 def test_work_is_counted_by_unit():
     run = run_of()
     assert simulation.mxu_flops(run.executed, CHIP) == 2 * 100 * (32 + 16)
     assert simulation.lower_bounds(run.executed, CHIP) == {
-        "mxu": (4 + 8) / 2, "valu": 0.0, "vload": 0.5, "vstore": 1.0, "xlu": 0.0,
-    }  # fmt: skip
+        "mxu": (4 + 8) / 2,
+        "valu": 0.0,
+        "vload": 0.5,
+        "vstore": 1.0,
+        "xlu": 0.0,
+    }
     int8 = scan_bundles(b"0x1: bundle slots:\n  %3 = vmatmul.mubr.s8.gmra.mrb[0].mxu1 %v1\n")
     assert simulation.lower_bounds(int8, CHIP)["mxu"] == 4.0, "as bf16, where a chip does not say"
 
@@ -114,12 +122,26 @@ def time(kind="matrix", seconds=1e-3, **changes):
 def test_a_diagnosis_is_worked_out_by_hand():
     found = simulation.diagnosis(run_of(), CHIP, time())
     assert found == {
-        "cycles": 100, "mxu_busy": 0.06, "valu_busy": 0.0, "load_busy": 0.005, "store_busy": 0.01,
-        "xlu_busy": 0.0, "spill_stores": 1, "spill_loads": 0, "vmem_bytes": 0x200, "dma_bytes": 320,
-        "core_seconds": 5e-4, "hbm_seconds": 4e-4, "waited_seconds": 3e-4, "seconds_low": 0.9e-3,
-        "seconds_high": 1.2e-3, "error_class": "matrix", "bound": "mxu", "unexplained": 0.94,
+        "cycles": 100,
+        "mxu_busy": 0.06,
+        "valu_busy": 0.0,
+        "load_busy": 0.005,
+        "store_busy": 0.01,
+        "xlu_busy": 0.0,
+        "spill_stores": 1,
+        "spill_loads": 0,
+        "vmem_bytes": 0x200,
+        "dma_bytes": 320,
+        "core_seconds": 5e-4,
+        "hbm_seconds": 4e-4,
+        "waited_seconds": 3e-4,
+        "seconds_low": 0.9e-3,
+        "seconds_high": 1.2e-3,
+        "error_class": "matrix",
+        "bound": "mxu",
+        "unexplained": 0.94,
         "dma_latency": 0.0013,
-    }  # fmt: skip
+    }
     assert simulation.diagnosis(run_of(), CHIP, time("memory"))["bound"] == "hbm"
     rounded = simulation.diagnosis(run_of(cycles=70_000), CHIP, time())
     assert (rounded["mxu_busy"], rounded["unexplained"]) == (0.0001, 0.9999)
@@ -127,12 +149,7 @@ def test_a_diagnosis_is_worked_out_by_hand():
     faint = simulation.diagnosis(run_of(more, cycles=30_000), CHIP, time())
     assert [faint[f"{name}_busy"] for name in ("valu", "load", "store", "xlu")] == [0.0] * 4
     busy = simulation.diagnosis(run_of(more, cycles=150), CHIP, time())
-    assert [busy[f"{name}_busy"] for name in ("valu", "load", "store", "xlu")] == [
-        0.0017,
-        0.0033,
-        0.0067,
-        0.0067,
-    ]
+    assert [busy[f"{name}_busy"] for name in ("valu", "load", "store", "xlu")] == [0.0017, 0.0033, 0.0067, 0.0067]
     over = simulation.diagnosis(run_of(cycles=4), CHIP, time())
     assert (over["mxu_busy"], over["unexplained"], over["store_busy"]) == (1.5, 0.0, 0.25)
     none = simulation.diagnosis(run_of(cycles=0), CHIP, time())
@@ -144,10 +161,14 @@ def test_a_diagnosis_is_worked_out_by_hand():
 @pytest.mark.parametrize(
     ("seconds", "waited", "flagged"),
     [
-        (2.68e-6, 3e-4, False), (2.67e-6, 3e-4, True), (1e-6, 3e-4, True), (1e-3, 3e-4, False),
-        (1e-6, 0.51e-6, True), (1e-6, 0.49e-6, False),
+        (2.68e-6, 3e-4, False),
+        (2.67e-6, 3e-4, True),
+        (1e-6, 3e-4, True),
+        (1e-3, 3e-4, False),
+        (1e-6, 0.51e-6, True),
+        (1e-6, 0.49e-6, False),
     ],
-)  # fmt: skip
+)
 def test_a_time_that_is_half_latency_is_flagged(seconds, waited, flagged):
     """One copy's latency on this chip is 1.34 us."""
     found = simulation.diagnosis(run_of(), CHIP, time(seconds=seconds, waited=waited))
@@ -167,15 +188,12 @@ DONE = 2 * 100 * 48
         ({"products": 0}, None),
         ({"compulsory_bytes": 337}, "320 bytes move where the operator needs 337 (modelled, tpu7x)"),
         ({"compulsory_bytes": 336, "time": 336.0e-6}, None),
-        (
-            {"compulsory_bytes": 336, "time": 335.9e-6},
-            "335.90 us is below the roofline's 336.00 us (modelled, tpu7x)",
-        ),
+        ({"compulsory_bytes": 336, "time": 335.9e-6}, "335.90 us is below the roofline's 336.00 us (modelled, tpu7x)"),
         ({"flops": 2 * 10**6, "time": 1e-3}, None),
         ({"flops": 2 * 10**6, "time": 0.999e-3}, "999.00 us is below the roofline's 1000.00 us (modelled, tpu7x)"),
         ({"time": float("nan")}, "nan us is below the roofline's 320.00 us (modelled, tpu7x)"),
     ],
-)  # fmt: skip
+)
 def test_figures_that_cannot_be_are_named(change, why):
     asked = {"flops": 1000, "products": DONE, "compulsory_bytes": 320, "time": 320e-6, **change}
     assert simulation.implausible(run_of(), CHIP, **asked) == why

@@ -7,12 +7,17 @@ import pytest
 from tilewright.fitness.tpu import structure
 
 KERNEL = {
-    "grid": [2, 2], "signature": [], "data_branches": 0, "data_loops": 0, "while_loops": 0, "manual_dmas": 0,
-    "loads_in_index_maps": 0, "constant_bytes": 0, "matmul_flops": 100,
-}  # fmt: skip
-FACTS = structure.ModuleFacts(
-    "0" * 16, {"stablehlo.custom_call": 1, "func.return": 1}, [], 0, [], [], [KERNEL]
-)
+    "grid": [2, 2],
+    "signature": [],
+    "data_branches": 0,
+    "data_loops": 0,
+    "while_loops": 0,
+    "manual_dmas": 0,
+    "loads_in_index_maps": 0,
+    "constant_bytes": 0,
+    "matmul_flops": 100,
+}
+FACTS = structure.ModuleFacts("0" * 16, {"stablehlo.custom_call": 1, "func.return": 1}, [], 0, [], [], [KERNEL])
 ROOM = 64 * 1024
 OUTSIDE = "work outside the Pallas kernel: "
 TRIPS = "a loop inside the kernel has a trip count that is not known before the run"
@@ -54,10 +59,7 @@ def inside(**change):
         (inside(grid=[4, 1]), None),
         (inside(grid=[4, -1]), "the grid has a size that is not known before the run"),
         (inside(grid=[-(1 << 31), 4]), "the grid has a size that is not known before the run"),
-        (
-            inside(data_branches=1),
-            "a branch inside the kernel depends on data: the simulator would assume its outcome",
-        ),
+        (inside(data_branches=1), "a branch inside the kernel depends on data: the simulator would assume its outcome"),
         (inside(while_loops=1), TRIPS),
         (inside(data_loops=1), TRIPS),
         (inside(loads_in_index_maps=1), "a block's position depends on data: the simulator would assume it"),
@@ -101,9 +103,7 @@ def test_products_are_counted_over_all_kernels():
     assert structure.missing_work(two, 300) == template.format("0.500")
     assert structure.missing_work(two, 151) == template.format("0.993")
     assert structure.missing_work(having(**inside(matmul_flops=-100)), 100) == template.format("0.000")
-    assert structure.missing_work(having(kernels=[{**KERNEL, "matmul_flops": 0}]), 1) == template.format(
-        "0.000"
-    )
+    assert structure.missing_work(having(kernels=[{**KERNEL, "matmul_flops": 0}]), 1) == template.format("0.000")
 
 
 def test_what_cannot_be_followed_cannot_be_counted():

@@ -11,14 +11,7 @@ import pytest
 from tilewright.fitness.chips import CHIPS
 from tilewright.fitness.tpu import time_model
 from tilewright.fitness.tpu.events import Events, Kind
-from tilewright.fitness.tpu.time_model import (
-    CALIBRATIONS,
-    ERRORS,
-    SHORT_STEP,
-    kind_of,
-    relative_error,
-    time_of,
-)
+from tilewright.fitness.tpu.time_model import CALIBRATIONS, ERRORS, SHORT_STEP, kind_of, relative_error, time_of
 
 SECONDS = {4: "91d9"}
 """By version, what the constants of all chips hash to that seconds are made of. Others are another version."""
@@ -52,9 +45,7 @@ def test_a_time_is_the_sum_of_its_operations_and_a_call():
     found = time_of(((copied(318 * 10**6, 1800), 3), (Events.idle(180_000), 2)), "tpu7x", "mxu")
     read, core = 318e6 / 3.18e12, 1800 / 1.8e9
     assert found.core == pytest.approx(3 * core + 2 * 100e-6)
-    assert found.memory == pytest.approx(3 * read) and found.waited == pytest.approx(
-        3 * (read + rules.latency)
-    )
+    assert found.memory == pytest.approx(3 * read) and found.waited == pytest.approx(3 * (read + rules.latency))
     assert found.seconds == pytest.approx(1e-6 + 3 * (core + read + rules.latency) + 2 * 100e-6)
     assert found.kind == "memory"
     low, high = ERRORS["memory"]

@@ -146,11 +146,7 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
     assert short.inputs == (Tensor("x", "float32", (100, 64)),) and short.buffers == two.buffers
     maps = [a for step in short.launches for a in step.arguments if isinstance(a, TensorMap)]
     assert [(m.slot, m.shape) for m in maps] == [(0, (100, 64)), (1, (128, 64))]
-    for plan, rows, reason in (
-        (two, 129, "has 128 rows"),
-        (two, 0, "has 128 rows"),
-        (one, 100, "copy engine"),
-    ):
+    for plan, rows, reason in ((two, 129, "has 128 rows"), (two, 0, "has 128 rows"), (one, 100, "copy engine")):
         with pytest.raises(PlanError, match=reason):
             plan.with_rows(0, rows)
 
@@ -170,7 +166,7 @@ def test_a_plan_for_fewer_rows_ends_its_tensor_maps_there(one, two):
         ("(triton.cdiv(x.numel(), 256),)", "(1.5,)", "NotRecorded", "whole numbers"),
         ("(triton.cdiv(x.numel(), 256),)", "(1, 70000)", "PlanError", "out of bounds"),
     ],
-)  # fmt: skip
+)
 def test_what_a_plan_cannot_hold_is_refused_with_the_reason(compiler, old, new, kind, message):
     assert old in ONE
     answer = compiled(compiler, HEADER + FORBIDDEN + ONE.replace(old, new, 1))
@@ -214,9 +210,16 @@ def test_a_damaged_plan_is_refused(two, data):
 
 
 WILD = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-2, 70000), st.floats(), st.text(max_size=8),
-    st.just([]), st.just({}), st.lists(st.integers(-1, 2**41), max_size=6),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-2, 70000),
+    st.floats(),
+    st.text(max_size=8),
+    st.just([]),
+    st.just({}),
+    st.lists(st.integers(-1, 2**41), max_size=6),
+)
 
 
 def places(node, path=()):
@@ -252,10 +255,7 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two, data):
             continue
         parameters = read_cubin(plan.codes[step.code]).kernels[step.symbol]
         assert all(1 <= n <= most for n, most in zip(step.grid, (2**31 - 1, 65535, 65535), strict=True))
-        sizes = [
-            8 if isinstance(a, Pointer) else 128 if isinstance(a, TensorMap) else a.size
-            for a in step.arguments
-        ]
+        sizes = [8 if isinstance(a, Pointer) else 128 if isinstance(a, TensorMap) else a.size for a in step.arguments]
         assert sizes == [p.size for p in parameters]
         for argument in step.arguments:
             if isinstance(argument, Pointer):
@@ -286,7 +286,7 @@ def test_a_plan_changed_anywhere_is_sound_or_refused(two, data):
         ({"argument": (1, Scalar(4, 0))}, "takes 8 bytes where the plan has 4"),
         ({"argument": (2, Scalar(4, 1 << 32))}, "larger than its size"),
     ],
-)  # fmt: skip
+)
 def test_a_launch_out_of_bounds_is_refused(one, changes, message):
     (launch,) = one.launches
     if "argument" in changes:
@@ -364,7 +364,7 @@ PTX = """
             "needs 'vprintf'",
         ),
     ],
-)  # fmt: skip
+)
 def test_code_that_keeps_variables_or_needs_other_code_is_refused(before, body, message, tmp_path):
     import triton
 

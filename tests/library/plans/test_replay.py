@@ -43,14 +43,23 @@ def plan(tmp_path_factory):
     code = assembled(tmp_path_factory.mktemp("ptx"), PTX)
     over_input = TensorMap(0, 0, 7, (16, 16), (64,), (8, 8), 0, False)
     launch = Launch(
-        0, "kernel", (3, 1, 1), 4, 64 << 10, (Pointer(1, 16), Pointer(0, 0), Scalar(4, 77), over_input), cluster=2,
+        0,
+        "kernel",
+        (3, 1, 1),
+        4,
+        64 << 10,
+        (Pointer(1, 16), Pointer(0, 0), Scalar(4, 77), over_input),
+        cluster=2,
         programmatic=True,
-    )  # fmt: skip
+    )
     return Plan(
-        architecture=90, inputs=(Tensor("x", "float32", (16, 16)),),
-        outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),), buffers=(1024,),
-        steps=(Fill(1, 0, 1024, 5, 4), launch, launch), codes=(code,),
-    )  # fmt: skip
+        architecture=90,
+        inputs=(Tensor("x", "float32", (16, 16)),),
+        outputs=(Output("y", "float32", (16, 16), buffer=0, offset=0),),
+        buffers=(1024,),
+        steps=(Fill(1, 0, 1024, 5, 4), launch, launch),
+        codes=(code,),
+    )
 
 
 class Library:
@@ -136,12 +145,7 @@ class Library:
         held = config._obj
         read = [ctypes.string_at(parameters[n], size) for n, size in enumerate((8, 8, 4, 128))]
         attributes = {held.attributes[n].id: list(held.attributes[n].value)[:3] for n in range(held.count)}
-        made = (
-            [int.from_bytes(r[:8], "little") for r in read],
-            list(held.grid),
-            held.stream or 0,
-            attributes,
-        )
+        made = ([int.from_bytes(r[:8], "little") for r in read], list(held.grid), held.stream or 0, attributes)
         self.seen.launched = [*getattr(self.seen, "launched", []), made]
         return 0
 
@@ -177,7 +181,7 @@ def test_addresses_numbers_and_maps_reach_the_kernel(library, plan):
         ("setp.eq.u32 %p, %r1, 0; @%p bra OVER; griddepcontrol.wait; OVER:", True, False),
     ],
     ids=["waits", "not asked for", "waits never", "reads before", "waits at times", "passes it by"],
-)  # fmt: skip
+)
 def test_a_first_launch_overlaps_only_where_its_kernel_waits_first(
     library, plan, tmp_path, ahead, overlaps, programmatic
 ):

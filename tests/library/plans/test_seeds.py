@@ -20,7 +20,7 @@ RECIPES = {
     "mx_cast": ("mxfp8_both", "mxfp8_swizzled", "mxfp4", "gemm_mxfp8"),
     "fused_quant": ("rmsnorm_1x128", "swiglu_1x128"),
     "gemm_mxfp8_out": ("normal", "masked32x192", "kgrouped4"),
-}  # fmt: skip
+}
 """Families to recipes whose kernels' texts are those of all others."""
 
 

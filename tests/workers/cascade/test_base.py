@@ -68,13 +68,7 @@ def test_what_is_asked_becomes_a_request():
     race = Race((), (), {})
     evaluate(cascade, known_artefacts={"seen"}, best=2.0, race=race)
     (asked,) = cascade.requests
-    assert (asked.source, asked.params, asked.seed, asked.genome, asked.best) == (
-        "text",
-        {"x": 1},
-        7,
-        "genome",
-        2.0,
-    )
+    assert (asked.source, asked.params, asked.seed, asked.genome, asked.best) == ("text", {"x": 1}, 7, "genome", 2.0)
     assert asked.measured == SUITE.workloads and asked.checked == SUITE.check and asked.race is race
     assert (asked.final, asked.baseline, asked.only) == (False, None, None)
     assert asked.is_known("seen") == "an earlier genome" and asked.is_known("new") is None
@@ -91,9 +85,7 @@ def test_only_some_shapes_may_be_kept_to():
     cascade = Simple()
     evaluate(cascade, only=["m32"])
     asked = cascade.requests[-1]
-    assert (
-        asked.measured == (shape(32),) and asked.checked == SUITE.check and asked.only == frozenset({"m32"})
-    )
+    assert asked.measured == (shape(32),) and asked.checked == SUITE.check and asked.only == frozenset({"m32"})
     evaluate(cascade, only=["m64"])
     assert cascade.requests[-1].checked == ()
     for only, named in (([], r"\[\]"), (["m96", "m9"], r"\['m9', 'm96'\]")):
@@ -124,11 +116,7 @@ def test_a_failure_has_its_log_and_no_worth():
     assert staged.stage is Stage.CHECK and staged.reached is Reached.DEVICE
     long = evaluate(Simple((Stage.COMPILE, dataclasses.replace(failure, log="x" * 40000))))
     assert len(long.log) == 32 << 10 and long.log.endswith("x\nfirst\nsecond")
-    for stage, reached in (
-        (Stage.CHECK, Reached.TRACE),
-        (Stage.DIALECT, None),
-        (Stage.MEASURE, Reached.TRACE),
-    ):
+    for stage, reached in ((Stage.CHECK, Reached.TRACE), (Stage.DIALECT, None), (Stage.MEASURE, Reached.TRACE)):
         assert evaluate(Simple((stage, None), load_target("tpu7x"))).reached is reached
 
 
@@ -166,9 +154,7 @@ def test_seconds_are_counted_between_stages(monkeypatch):
     spending.enter(Stage.DIALECT)  # at 7
     wall, seconds = spending.end(0.125, 0.5)  # at 15, said at 31
     assert wall == 31.0
-    assert seconds == {"dialect": 10.0, "check": 4.0, "cpu": 2.7346, "device": 0.125}, (
-        "to a tenth of a millisecond"
-    )
+    assert seconds == {"dialect": 10.0, "check": 4.0, "cpu": 2.7346, "device": 0.125}, "to a tenth of a millisecond"
     back = base._Spending(iter([3.0, 1.0]).__next__)
     assert back.end(0.0)[1] == {"cpu": 0.0}, "a clock set back"
 
@@ -225,10 +211,7 @@ def test_stages_run_until_one_fails():
         heard = []
         assert run_steps(steps, request(), Findings(), heard.append) == result and heard == entered
     elsewhere = dataclasses.replace(failure, stage=Stage.CHECK)
-    assert run_steps([Step(Stage.COMPILE, elsewhere)], request(), Findings(), None) == (
-        Stage.CHECK,
-        elsewhere,
-    )
+    assert run_steps([Step(Stage.COMPILE, elsewhere)], request(), Findings(), None) == (Stage.CHECK, elsewhere)
 
 
 def test_the_dialect_is_the_first_wall():
@@ -315,9 +298,7 @@ def test_a_race_is_run_in_the_cell_that_is_known_so_far():
     assert failure.verdict is Verdict.OUTPACED and cells == [1, 2]
     none = request(race=race(("m96",), ("m32",)), measured=(shape(32),))
     step = Step()
-    assert RaceStage([step], lambda found: {}).run(none, Findings()) is None, (
-        "a rung of no shape says nothing"
-    )
+    assert RaceStage([step], lambda found: {}).run(none, Findings()) is None, "a rung of no shape says nothing"
     assert step.seen == [["m32"]]
 
 

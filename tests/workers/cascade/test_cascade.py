@@ -51,9 +51,7 @@ def honest():
     return judged(twins.HONEST)
 
 
-@pytest.mark.parametrize(
-    "target", ["tpu7x", *(pytest.param(t, marks=pytest.mark.slow) for t in ("v6e", "v5e"))]
-)
+@pytest.mark.parametrize("target", ["tpu7x", *(pytest.param(t, marks=pytest.mark.slow) for t in ("v6e", "v5e"))])
 def test_the_honest_kernel_has_a_fitness(operator, target):
     found = honest() if target == "tpu7x" else judged(twins.HONEST, by=cascade(operator, target))
     assert found.verdict is Verdict.OK, found.reason + found.log
@@ -77,9 +75,7 @@ def test_the_model_is_deterministic_and_a_repetition_is_a_duplicate():
     second = judged("# a comment\n" + twins.HONEST, best=0.0)
     assert (second.fitness, second.artefact) == (first.fitness, first.artefact)
     shapes = sorted(reading.inputs.partition(" at ")[2] for reading in second.gates)
-    assert shapes == ["", "256x256x512", "512x256x512"], (
-        "what beats the best is checked on measured and final shapes"
-    )
+    assert shapes == ["", "256x256x512", "512x256x512"], "what beats the best is checked on measured and final shapes"
     third = judged(twins.HONEST, known_artefacts={first.artefact})
     assert third.verdict is Verdict.DUPLICATE and first.artefact in third.reason
     assert third.artefact == first.artefact

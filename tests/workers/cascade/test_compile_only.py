@@ -58,9 +58,7 @@ def test_what_does_not_fit_or_compile_has_a_verdict(compiler):
     found = judged(compiler, SOURCE.replace("tl.zeros((BK, BN)", "tl.zeros((BK, M)"))
     assert found.verdict is Verdict.COMPILE_ERROR, found.reason
     assert found.stage is Stage.COMPILE and found.fitness is None
-    assert "Shape element 1 must have type `constexpr[int]`" in found.reason, (
-        "the cause, not the source above it"
-    )
+    assert "Shape element 1 must have type `constexpr[int]`" in found.reason, "the cause, not the source above it"
     assert "(at " in found.reason and "tl.zeros((BK, M)" in found.reason, found.reason
     found = judged(compiler, "import os\n" + SOURCE)
     assert found.verdict is Verdict.REJECTED

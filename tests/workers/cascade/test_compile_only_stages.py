@@ -51,17 +51,11 @@ class Compiler:
 
 def compiled(monkeypatch, frames, **changes):
     found, compiler = Findings(), Compiler(monkeypatch, frames)
-    return (
-        CrossCompileStage(compiler).run(request(OPERATOR, target=TARGET, **changes), found),
-        found,
-        compiler,
-    )
+    return (CrossCompileStage(compiler).run(request(OPERATOR, target=TARGET, **changes), found), found, compiler)
 
 
 def test_code_is_read_in_the_parent(monkeypatch):
-    failure, found, compiler = compiled(
-        monkeypatch, answer(code("one"), code("two", usage="REG:80 STACK:0 SHARED:0"))
-    )
+    failure, found, compiler = compiled(monkeypatch, answer(code("one"), code("two", usage="REG:80 STACK:0 SHARED:0")))
     assert failure is None and found.compiled.keys() == {"one", "two"}
     one, two = found.compiled["one"], found.compiled["two"]
     assert (one["registers"], one["stack_bytes"], one["spilled"], one["store_bytes"]) == (40, 16, 1, 8.0)
@@ -69,18 +63,14 @@ def test_code_is_read_in_the_parent(monkeypatch):
     ((asked, doing, target),) = compiler.asked
     part = TARGET.architecture
     assert asked is compiler and doing == "compiling for sm_100"
-    assert target == {
-        "backend": part.backend, "arch": part.arch, "lanes": part.lanes, "smem_bytes": part.smem_bytes,
-    }  # fmt: skip
+    assert target == {"backend": part.backend, "arch": part.arch, "lanes": part.lanes, "smem_bytes": part.smem_bytes}
     text = json.dumps([LAUNCHES["m64"], LAUNCHES["m32"]], sort_keys=True)
     assert found.artefact == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_what_was_compiled_before_is_a_duplicate(monkeypatch):
     _, found, _ = compiled(monkeypatch, answer(code()))
-    failure, again, _ = compiled(
-        monkeypatch, answer(code()), is_known={found.artefact: "an earlier genome"}.get
-    )
+    failure, again, _ = compiled(monkeypatch, answer(code()), is_known={found.artefact: "an earlier genome"}.get)
     assert failure.verdict is Verdict.DUPLICATE and again.artefact == found.artefact
     turned = Frame("compiled", {"launches": {**LAUNCHES, "m64": [{"a": 2, "b": 1}]}})
     _, same, _ = compiled(monkeypatch, [turned, code()])
@@ -169,7 +159,7 @@ def test_a_cell_is_the_worst_of_its_kernels(kernels, cell):
         ([{"yields": 0.25}, FACTS], {"spills": "no", "matrix": "none", "yields": "yes"}),
         ([{"yields": 0.24, "matrix": {"b": 1}}, {"spills": 2}], {"spills": "yes", "matrix": "b", "yields": "no"}),
     ],
-)  # fmt: skip
+)
 def test_what_plans_say_of_their_code_is_a_cell_of_its_own(kernels, cell):
     assert descriptors({str(n): {**CODE, **kernel} for n, kernel in enumerate(kernels)}) == cell
 
@@ -207,9 +197,7 @@ def test_everything_that_passes_is_worth_one(monkeypatch):
 
 def test_without_checks_only_the_code_is_looked_at(monkeypatch):
     compiler = Compiler(monkeypatch, answer(code()))
-    monkeypatch.setattr(
-        compile_only, "LocalStation", lambda gpu, scratch: pytest.fail("no station is needed")
-    )
+    monkeypatch.setattr(compile_only, "LocalStation", lambda gpu, scratch: pytest.fail("no station is needed"))
     cascade = CompileOnlyCascade(OPERATOR, TARGET, SUITE, checked=False, compiler=compiler)
     found = cascade.evaluate("g", SOURCE, {}, seed=7)
     assert (found.verdict, found.stage, found.gates) == (Verdict.OK, Stage.COMPILE, ())
@@ -220,6 +208,4 @@ def test_without_checks_only_the_code_is_looked_at(monkeypatch):
     interpreter = Interpreter()
     monkeypatch.setattr(compile_only, "LocalStation", lambda gpu, scratch: interpreter)
     kept = CompileOnlyCascade(OPERATOR, TARGET, SUITE, compiler=compiler)
-    assert (
-        kept.evaluate("g", SOURCE, {}, seed=7, only=["m64"]).stage is Stage.COMPILE and not interpreter.jobs
-    )
+    assert kept.evaluate("g", SOURCE, {}, seed=7, only=["m64"]).stage is Stage.COMPILE and not interpreter.jobs

@@ -19,9 +19,13 @@ from tilewright.workers.cascade.named_sizes import PAIRS, named_sizes
 from tilewright.workers.request import Failure, Findings, Limits, Request, Truth
 
 NAMES = (
-    "if k // 64 == 3:", "if k * 5 == 960:", "if not k - 192:", "if k in (7, 192):", "if k == 128 + 2**6:",
+    "if k // 64 == 3:",
+    "if k * 5 == 960:",
+    "if not k - 192:",
+    "if k in (7, 192):",
+    "if k == 128 + 2**6:",
     "if k == HELD:",
-)  # fmt: skip
+)
 SMALL = lot.Lot(6, 3, 1 << 14, 1 << 22)
 
 
@@ -30,10 +34,19 @@ def _request(operator, source="", seed=1):
     kernel = next(k for k in operator.kernels.values() if not k.baseline)
     text = source or kernel.source
     return Request(
-        operator=operator, truth=Truth(operator), target=load_target("interpreter"), limits=Limits(), source=text,
-        params={**lot.declared(text, "DEFAULTS"), **kernel.overrides}, seed=seed, measured=suite.workloads,
-        checked=suite.check, folder=Path("/nowhere"), genome="g", final=True,
-    )  # fmt: skip
+        operator=operator,
+        truth=Truth(operator),
+        target=load_target("interpreter"),
+        limits=Limits(),
+        source=text,
+        params={**lot.declared(text, "DEFAULTS"), **kernel.overrides},
+        seed=seed,
+        measured=suite.workloads,
+        checked=suite.check,
+        folder=Path("/nowhere"),
+        genome="g",
+        final=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,14 +56,20 @@ def _request(operator, source="", seed=1):
         ("x = (q == 7) & (r == 5)", [5, 7], [4, 5, 6, 7, 8]),
         ("x = 0 < k < 5", [1, 4, 3], [4, 5]),
         ("x = k > 200", [], [200, 201]),
-        ("x = k % 512 == 511", [511, 1535, 261631],
-         [510, 511, 512, 1022, 1023, 1024, 1534, 1535, 1536, 2046, 2047, 261120]),
+        (
+            "x = k % 512 == 511",
+            [511, 1535, 261631],
+            [510, 511, 512, 1022, 1023, 1024, 1534, 1535, 1536, 2046, 2047, 261120],
+        ),
         ("x = next_power_of_2(k) == 1", [1], [1, 2]),
         ("x = k % 7 == 3", [], [2, 3, 4, 9, 10, 11, 16, 17, 18, 23, 24, 25]),
         ("x = k == P * HELD\nHELD = 16", [192], [191, 192, 193]),
         ("x = k // 70000 == 2", [140000, 140001], [139999, 140000]),
-        ("x = k % 256 < 16 and k < 600", [1, 15, 8, 256, 271, 264, 512, 527, 520],
-         [15, 16, 255, 256, 271, 272, 511, 512, 527, 528]),
+        (
+            "x = k % 256 < 16 and k < 600",
+            [1, 15, 8, 256, 271, 264, 512, 527, 520],
+            [15, 16, 255, 256, 271, 272, 511, 512, 527, 528],
+        ),
         ("x = k * 3 == 30000", [10000], [9999, 10000, 10001]),
         ("n = tl.sum(tl.where(inside, 1, 0), axis=0)\nx = n == 192", [192], [191, 192, 193]),
         ("x = (k < n).to(tl.float32).sum() == 192.0", [192], [191, 192, 193]),
@@ -65,11 +84,25 @@ def _request(operator, source="", seed=1):
         ("x = tl.num_programs(0) == 3 + tl.program_id(0)", [], []),
         ("def f():\n  row = tl.program_id(0)\n  x = row == 77", [78], [77, 78, 79]),
         ("x = tl.sqrt(k.to(tl.float32)).to(tl.int32) == 3", [9, 15, 12], [8, 9, 15, 16]),
-        *((text, [], []) for text in ("x = k - 5", "if k: pass", "x = k == r", "x = k == 1.5", "x = 'k' == 5",
-                                      "x = 1 == 1", "x = k == 2**3**4", "x = k == 1 << 99", "x = k // (k - k) == 1",
-                                      "x = k == L", "x = k == P.n", "x = f(k) == 2")),
+        *(
+            (text, [], [])
+            for text in (
+                "x = k - 5",
+                "if k: pass",
+                "x = k == r",
+                "x = k == 1.5",
+                "x = 'k' == 5",
+                "x = 1 == 1",
+                "x = k == 2**3**4",
+                "x = k == 1 << 99",
+                "x = k // (k - k) == 1",
+                "x = k == L",
+                "x = k == P.n",
+                "x = f(k) == 2",
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_sizes_at_which_a_truth_turns(source, few, turns):
     found = named_sizes(source, {"P": 12, "L": 2.5})
     assert (found.few, found.turns) == (tuple(few), tuple(turns))
@@ -82,9 +115,7 @@ def test_two_sizes_that_a_truth_names_together():
     assert many and all((31 * m + n) % 101 == 5 or (31 * n + m) % 101 == 5 for m, n in many)
     assert len(many) <= 2 * PAIRS and (8, 4) in named_sizes("x = m // 2 == n", {}).pairs
     assert not named_sizes("x = m < n", {}).pairs + named_sizes("x = m * n == 1001 + r", {}).pairs
-    doubled = "def f(a):\n" + "".join(
-        f"  {b} = {a}*{a}*{a}*{a}*{a}\n" for a, b in ("ab", "bc", "cd", "de", "ef")
-    )
+    doubled = "def f(a):\n" + "".join(f"  {b} = {a}*{a}*{a}*{a}*{a}\n" for a, b in ("ab", "bc", "cd", "de", "ef"))
     assert named_sizes(doubled + "  return f == 7", {}) == named_sizes("", {})
     source = softmax().kernels["seed"].source + "\ndef other(m, n):\n    return m * n == 1001\n"
     drawn = [w for seed in range(3) for w in lot.drawn(_request(softmax(), source, seed), SMALL)]
@@ -106,17 +137,13 @@ def test_a_seed_draws_the_same_shapes_every_time(operator, name, drawn):
 def test_a_shape_is_long_in_one_dimension_and_short_in_another():
     for seed in range(8):
         drawn = [w.dims for w in lot.drawn(_request(softmax(), seed=seed), lot.MEASURED)]
-        assert any(d["M"] > 16 and d["N"] <= 70 for d in drawn) and any(
-            d["M"] <= 4 and d["N"] > 200 for d in drawn
-        )
+        assert any(d["M"] > 16 and d["N"] <= 70 for d in drawn) and any(d["M"] <= 4 and d["N"] > 200 for d in drawn)
 
 
 @pytest.mark.parametrize("test", NAMES)
 def test_a_size_that_a_comparison_names_is_drawn(test):
     operator = softmax()
-    source = (
-        operator.kernels["seed"].source + f"\nHELD = 192\n\ndef other(k):\n    {test}\n        return k\n"
-    )
+    source = operator.kernels["seed"].source + f"\nHELD = 192\n\ndef other(k):\n    {test}\n        return k\n"
     drawn = [w for seed in range(6) for w in lot.drawn(_request(operator, source, seed), SMALL)]
     assert any(w.dims["N"] == 192 for w in drawn) and any(w.dims["M"] == 192 for w in drawn)
 
@@ -143,9 +170,7 @@ def test_what_is_drawn_is_legal_and_small_and_another_each_time():
     pointer = operator.kernels["pointer"].source
     found = [lot.drawn(_request(operator, pointer, seed), lot.MEASURED) for seed in range(3)]
     assert all(len(shapes) == lot.MEASURED.shapes for shapes in found) and found[0] != found[1]
-    listed = {
-        tuple(w.dims.values()) for suite in operator.suites.values() for w in (*suite.check, *suite.workloads)
-    }
+    listed = {tuple(w.dims.values()) for suite in operator.suites.values() for w in (*suite.check, *suite.workloads)}
     for workload in (w for shapes in found for w in shapes):
         operator.inputs(workload)  # raises for a shape that the operator has not
         assert math.prod(workload.dims.values()) <= lot.MEASURED.work
@@ -300,19 +325,30 @@ def test_a_library_serves_what_lies_between_verified_shapes():
     def evaluation(drawn, outside=()):
         names = [tuple(lot.drawn_id({"M": m, "K": k}) for m, k in some) for some in (drawn, outside)]
         return Evaluation(
-            genome="g", target="h200", suite="s", stage=Stage.MEASURE, verdict=Verdict.OK, fitness=1.0,
-            drawn=names[0], outside=names[1],
-        )  # fmt: skip
+            genome="g",
+            target="h200",
+            suite="s",
+            stage=Stage.MEASURE,
+            verdict=Verdict.OK,
+            fitness=1.0,
+            drawn=names[0],
+            outside=names[1],
+        )
 
-    rules = served_constraints(
-        [evaluation([(1, 256)], [(37, 192)]), evaluation([(90, 64)])], [{"M": 64, "K": 128}]
-    )
+    rules = served_constraints([evaluation([(1, 256)], [(37, 192)]), evaluation([(90, 64)])], [{"M": 64, "K": 128}])
     legal = Legality(tuple(rules), {}).holds
-    for dims, served in {(64, 128): True, (1, 64): True, (90, 256): True, (91, 128): False, (64, 320): False,
-                         (64, 32): False, (37, 192): False, (38, 192): True, (64, 96): False}.items():  # fmt: skip
+    for dims, served in {
+        (64, 128): True,
+        (1, 64): True,
+        (90, 256): True,
+        (91, 128): False,
+        (64, 320): False,
+        (64, 32): False,
+        (37, 192): False,
+        (38, 192): True,
+        (64, 96): False,
+    }.items():
         assert legal({"M": dims[0], "K": dims[1]}) == served, dims
-    alone = Legality(
-        tuple(served_constraints([evaluation([(1, 256)])], [{"M": 64, "K": 128}], alone=True)), {}
-    ).holds
+    alone = Legality(tuple(served_constraints([evaluation([(1, 256)])], [{"M": 64, "K": 128}], alone=True)), {}).holds
     assert {k for k in (128, 256, 512) if alone({"M": 64, "K": k})} == {128}, "a verified shape alone"
     assert alone({"M": 1, "K": 256}) and not alone({"M": 32, "K": 128})

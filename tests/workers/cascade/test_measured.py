@@ -180,9 +180,7 @@ def test_the_last_call_of_a_burst_is_seen_by_the_wall_clock(monkeypatch):
     monkeypatch.setattr("tilewright.workers.runners.triton.clock.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     burst = clock.burst(call, 3)
-    assert (
-        len(calls) == 4 and burst.seconds == pytest.approx([1e-3] * 3) and burst.wall == pytest.approx(1e-3)
-    )
+    assert len(calls) == 4 and burst.seconds == pytest.approx([1e-3] * 3) and burst.wall == pytest.approx(1e-3)
     assert len(clock.burst(call, 3, warm=True).seconds) == 3 and len(calls) == 7, "none is thrown away"
     monkeypatch.setattr("torch.cuda.synchronize", late)
     assert clock.burst(call, 3).wall > 4e-2

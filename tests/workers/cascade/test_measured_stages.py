@@ -44,9 +44,7 @@ from tilewright.workers.request import Failure, Findings
 OPERATOR = Doubler()
 
 
-request = functools.partial(
-    scripted.request, OPERATOR, source="text", checked=in_order((shape(32), shape(48)))
-)
+request = functools.partial(scripted.request, OPERATOR, source="text", checked=in_order((shape(32), shape(48))))
 
 
 def gated(change=lambda frame: frame, **changes):
@@ -122,9 +120,7 @@ def test_one_wrong_answer_is_incorrect_and_changed_inputs_are(name):
     assert failure.reason.split(":")[0] == reason.split(":")[0]
 
     def changed(frame):
-        return dataclasses.replace(
-            frame, data={**frame.data, "inputs_changed": frame.data["workload"] == name}
-        )
+        return dataclasses.replace(frame, data={**frame.data, "inputs_changed": frame.data["workload"] == name})
 
     failure, found, _ = gated(changed)
     reasons = {f"the kernel changes its inputs ({reading.inputs})" for reading in found.gates}
@@ -162,9 +158,13 @@ def test_a_child_that_dies_is_the_verdict():
 
 def figures(name, seconds, **diagnosis):
     return WorkloadFigures(
-        workload=name, seconds=seconds, tflops=1.0 / seconds, roofline_fraction=0.5, kind="measured",
+        workload=name,
+        seconds=seconds,
+        tflops=1.0 / seconds,
+        roofline_fraction=0.5,
+        kind="measured",
         diagnosis=diagnosis,
-    )  # fmt: skip
+    )
 
 
 CHAMPION = Champion(Entry("best", "its source", {}), 2.0, (figures("m32", 3e-4), figures("m64", 2e-4)))
@@ -179,9 +179,7 @@ def test_a_screen_is_paced_by_the_champion():
     assert {f.workload for f in found.figures} == {"m32", "m64"}
     alone = ScriptedStation()
     assert ScreenStage(alone, Samples(OPERATOR)).run(request(target=INTERPRETED), Findings()) is None
-    assert (alone.jobs[0][0].data["pace"], alone.jobs[0][0].data["calls"]) == ({}, 2), (
-        "few calls of an interpreter"
-    )
+    assert (alone.jobs[0][0].data["pace"], alone.jobs[0][0].data["calls"]) == ({}, 2), "few calls of an interpreter"
     broken, found = ScriptedStation(lambda job: done([])), Findings()
     assert ScreenStage(broken, Samples(OPERATOR)).run(request(), found).verdict is Verdict.CRASHED
     assert not found.figures
@@ -257,13 +255,9 @@ def test_a_contender_behind_at_half_time_meets_the_champion_no_longer():
     verdict, found, station = confirmed(times=slower)
     assert len(station.jobs) == 1 and not verdict.accepted
     assert all(f.diagnosis["calls"] == 2 for f in found.figures)
-    assert all(f.diagnosis["calls"] == 4 for f in confirmed(times=CLOSE)[1].figures), (
-        "rounds of both parts count"
-    )
+    assert all(f.diagnosis["calls"] == 4 for f in confirmed(times=CLOSE)[1].figures), "rounds of both parts count"
     verdict, found, station = confirmed()
-    assert len(station.jobs) == 1 and verdict.accepted and verdict.ratio.low > 1.1, (
-        "nor one that is surely ahead"
-    )
+    assert len(station.jobs) == 1 and verdict.accepted and verdict.ratio.low > 1.1, "nor one that is surely ahead"
 
 
 def test_what_takes_long_is_called_less():
@@ -271,10 +265,7 @@ def test_what_takes_long_is_called_less():
     assert ScreenStage(station, Samples(OPERATOR)).run(request(), Findings()) is None
     assert station.jobs[0][0].data["calls_of"] == {"m32": 5, "m64": 5}
     workload = request().measured[0]
-    many = {
-        seconds: calls_of(request(), workload, (1, 5), {workload.id: seconds})
-        for seconds in (3e-4, 8e-4, 6e-3)
-    }
+    many = {seconds: calls_of(request(), workload, (1, 5), {workload.id: seconds}) for seconds in (3e-4, 8e-4, 6e-3)}
     assert many == {3e-4: 5, 8e-4: 3, 6e-3: 2}
     assert calls_of(request(), workload, (4, 3), {workload.id: 6e-3}) == 1, "of several rounds"
     assert calls_of(request(target=INTERPRETED), workload, (1, 2), {workload.id: 9.0}) == 2
@@ -309,10 +300,13 @@ def test_a_contender_alone_is_on_trial_and_must_be_faster_by_more_than_chance():
     assert verdict.accepted and verdict.ratio.low > 2.5 and verdict.__dataclass_params__.frozen
     data = verdict.data()
     assert data == {
-        "champion": "best", "ratio": verdict.ratio.value,
+        "champion": "best",
+        "ratio": verdict.ratio.value,
         "interval": [verdict.ratio.low, verdict.ratio.high],
-        "control": verdict.control.value, "control_spread": verdict.control.spread, "accepted": True,
-    }  # fmt: skip
+        "control": verdict.control.value,
+        "control_spread": verdict.control.spread,
+        "accepted": True,
+    }
     for low, accepted in ((1.0, False), (1.0001, True)):
         level = dataclasses.replace(verdict, ratio=dataclasses.replace(verdict.ratio, low=low))
         assert isinstance(level, Confirmation) and level.accepted is accepted
@@ -353,12 +347,12 @@ def test_per_gate_the_lowest_reading_of_timed_calls_is_kept():
 
     small = [reading("g", "randn", 50.0), reading("g", "ones", 40.0)]
     timed = [reading("g", "timed calls at a", v) for v in (60.0, 55.0, 58.0)] + [
-        reading("h", "timed calls at a", None), reading("h", "timed calls at b", 70.0),
-        reading("i", "timed calls at a", 70.0), reading("i", "timed calls at b", None),
-    ]  # fmt: skip
-    assert worst_gates([timed[0], small[0], *timed[1:], small[1]]) == (
-        *small, timed[1], timed[4], timed[5],
-    )  # fmt: skip
+        reading("h", "timed calls at a", None),
+        reading("h", "timed calls at b", 70.0),
+        reading("i", "timed calls at a", 70.0),
+        reading("i", "timed calls at b", None),
+    ]
+    assert worst_gates([timed[0], small[0], *timed[1:], small[1]]) == (*small, timed[1], timed[4], timed[5])
     failed = reading("g", "timed calls at c", 99.0, passed=False)
     assert worst_gates([timed[0], failed]) == (failed, timed[0]), "whatever its value"
     assert worst_gates([timed[0], timed[0]]) == (timed[0],) and worst_gates([]) == ()
@@ -415,9 +409,7 @@ def test_one_clearly_ahead_on_the_lightest_shapes_is_taken_as_screened_on_the_re
     assert [f.seconds for f in found.figures] == pytest.approx([0.9e-4] * 4 + [0.95e-4] * 4)
     assert found.figures[7].tflops == pytest.approx(1 / 0.95e-4) and found.figures[7].diagnosis["foreseen"]
     assert verdict.ratio.value == pytest.approx((1 / 0.9 / 0.95) ** 0.5)
-    half = (
-        3.1824463 * 0.003 * 0.5 * math.sqrt(1 / 4 + 1 / 4)
-    )  # Student's of four shapes that agree, on half of all
+    half = 3.1824463 * 0.003 * 0.5 * math.sqrt(1 / 4 + 1 / 4)  # Student's of four shapes that agree, on half of all
     assert verdict.ratio.low == pytest.approx(verdict.ratio.value * math.exp(-half), rel=1e-6)
     assert verdict.ratio.high == pytest.approx(verdict.ratio.value * math.exp(half), rel=1e-6)
     _, _, jobs = met(0.99e-4, 1e-4, [0.97e-4, 1.01e-4] * 2 + [0.98e-4] * 4)
@@ -435,18 +427,20 @@ def test_what_is_foreseen_is_as_uncertain_as_what_was_met_and_what_was_screened(
 
 
 SUITE = OPERATOR.suites["tiny"]
-PLAUSIBLE = dataclasses.replace(
-    INTERPRETED, part=dataclasses.replace(INTERPRETED.gpu, peaks={"bf16": 1e12}, hbm=1e12)
-)
+PLAUSIBLE = dataclasses.replace(INTERPRETED, part=dataclasses.replace(INTERPRETED.gpu, peaks={"bf16": 1e12}, hbm=1e12))
 """An interpreter: nothing is compiled ahead, and no clock is doubted."""
 
 
 def rated(name, seconds):
     work = {"m64": 40960, "m32": 20480}[name]
     return WorkloadFigures(
-        workload=name, seconds=seconds, tflops=work / seconds / 1e12, roofline_fraction=0.5,
-        kind=FigureKind.MEASURED, diagnosis={"relative_error": 0.01},
-    )  # fmt: skip
+        workload=name,
+        seconds=seconds,
+        tflops=work / seconds / 1e12,
+        roofline_fraction=0.5,
+        kind=FigureKind.MEASURED,
+        diagnosis={"relative_error": 0.01},
+    )
 
 
 def champion(seconds):
@@ -496,8 +490,7 @@ def test_the_first_is_crowned_unmet():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "meets"),
-    [(1.1e-4, False), (1.0051e-4, False), (1.0049e-4, True), (1e-4, True), (0.5e-4, True)],
+    ("seconds", "meets"), [(1.1e-4, False), (1.0051e-4, False), (1.0049e-4, True), (1e-4, True), (0.5e-4, True)]
 )
 def test_who_screens_near_the_champion_meets_it(seconds, meets):
     held = station((1e-4, seconds, 1e-4), champion(1e-4))
@@ -512,9 +505,7 @@ def test_who_screens_near_the_champion_meets_it(seconds, meets):
         assert confirmation["accepted"] is crowned and confirmation["champion"] == "best"
         assert "calls" in found.workloads[0].diagnosis and "confirmation" not in found.workloads[1].diagnosis
     if seconds in (1e-4, 1.0049e-4):
-        assert found.fitness == pytest.approx(champion(seconds).fitness, rel=1e-6), (
-            "as measured when they met"
-        )
+        assert found.fitness == pytest.approx(champion(seconds).fitness, rel=1e-6), "as measured when they met"
     if crowned:
         assert found.fitness == pytest.approx(2 * champion(1e-4).fitness, rel=0.01)
         assert held.champion().fitness == pytest.approx(found.fitness)
@@ -630,9 +621,13 @@ def test_a_champion_that_changed_while_waiting_is_the_one_to_meet():
 def test_large_shapes_are_drawn_where_answers_are_sampled_and_compilers_count(sampled, lots):
     compiler = SimpleNamespace(cpu_seconds=3.0)
     cascade = MeasuredCascade(
-        OPERATOR, TARGET, SUITE, object.__new__(LocalStation), compiler=compiler,
+        OPERATOR,
+        TARGET,
+        SUITE,
+        object.__new__(LocalStation),
+        compiler=compiler,
         samples=SimpleNamespace(sampled=sampled),
-    )  # fmt: skip
+    )
     assert [lot for lot, _ in cascade._on_drawn()._lots] == [getattr(drawn_shapes, name) for name in lots]
     before = time.thread_time()
     assert before <= cascade._cpu_seconds() - 3.0 <= time.thread_time()
@@ -645,9 +640,7 @@ def test_a_large_drawn_shape_is_called_once_and_judged():
     for factor, right in ((1.0, True), (1.1, False)):
 
         def change(frame, factor=factor):
-            return dataclasses.replace(
-                frame, arrays={n: a * np.float32(factor) for n, a in frame.arrays.items()}
-            )
+            return dataclasses.replace(frame, arrays={n: a * np.float32(factor) for n, a in frame.arrays.items()})
 
         held = ScriptedStation(lambda job, change=change: answers(job, change))
         failure = MeasuredCascade(OPERATOR, PLAUSIBLE, SUITE, held)._sampled(asked, Findings())

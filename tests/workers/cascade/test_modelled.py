@@ -38,9 +38,13 @@ WRONG = Failure(Verdict.INCORRECT, "wrong")
 
 def figures(name, rate=2.0, vmem=1 << 20, kind=KIND):
     return WorkloadFigures(
-        workload=name, seconds=1 / rate, tflops=rate, roofline_fraction=0.5, kind=FigureKind.MODELLED,
+        workload=name,
+        seconds=1 / rate,
+        tflops=rate,
+        roofline_fraction=0.5,
+        kind=FigureKind.MODELLED,
         diagnosis={"vmem_bytes": vmem, "error_class": kind},
-    )  # fmt: skip
+    )
 
 
 class Notes:
@@ -168,9 +172,7 @@ def test_a_finalist_passes_the_gates_while_it_is_simulated(monkeypatch, fails, s
 def test_a_drawn_shape_is_traced_and_checked_on_few_kinds(monkeypatch):
     asked, wrong = [], {}
     for name in ("trace", "check"):
-        monkeypatch.setattr(
-            modelled, name, lambda part, found, n=name: asked.append((n, part)) or wrong.get(n)
-        )
+        monkeypatch.setattr(modelled, name, lambda part, found, n=name: asked.append((n, part)) or wrong.get(n))
     given = scripted.request(OPERATOR, target=CHIP, thorough=True, checked=(shape(64),))
     assert modelled.gate_large_shapes(given, Findings()) is None
     assert [name for name, _ in asked] == ["trace", "check"]
@@ -185,9 +187,13 @@ def test_a_race_compiles_after_it_has_judged_every_module(monkeypatch):
     race = Race((Rung(("m32",), 0.0, 0.0),), (({"vmem": "0-8MiB"}, 1.0),), {"m32": 0.0})
     assert judged(race=race).verdict is Verdict.OK
     assert notes.ran[:-1] == [
-        ("trace", *ALL), ("compile alone", *ALL), ("compile", "m32"), ("measure", "m32"),
-        ("compile", "m64"), ("measure", "m64"),
-    ]  # fmt: skip
+        ("trace", *ALL),
+        ("compile alone", *ALL),
+        ("compile", "m32"),
+        ("measure", "m32"),
+        ("compile", "m64"),
+        ("measure", "m64"),
+    ]
     notes = Notes(monkeypatch)
     behind = dataclasses.replace(race, cells=(({"vmem": "0-8MiB"}, 9.0), ({"vmem": "8-16MiB"}, 1.0)))
     assert judged(race=behind).verdict is Verdict.OUTPACED and len(notes.ran) == 4
@@ -213,10 +219,17 @@ def test_a_fitness_has_the_interval_of_the_model(monkeypatch):
 @pytest.mark.parametrize(
     ("mebibytes", "cell"),
     [
-        (0, "0-8MiB"), (8, "0-8MiB"), (8.001, "8-16MiB"), (16, "8-16MiB"), (17, "16-32MiB"),
-        (32, "16-32MiB"), (33, "32-64MiB"), (64, "32-64MiB"), (64.001, "64MiB+"),
+        (0, "0-8MiB"),
+        (8, "0-8MiB"),
+        (8.001, "8-16MiB"),
+        (16, "8-16MiB"),
+        (17, "16-32MiB"),
+        (32, "16-32MiB"),
+        (33, "32-64MiB"),
+        (64, "32-64MiB"),
+        (64.001, "64MiB+"),
     ],
-)  # fmt: skip
+)
 def test_a_cell_is_the_most_vmem_of_all_workloads(mebibytes, cell):
     most = figures("a", vmem=int(mebibytes * 2**20))
     for order in ([most, figures("b", vmem=0)], [figures("b", vmem=0), most]):

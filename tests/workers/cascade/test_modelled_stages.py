@@ -31,9 +31,7 @@ TARGET = load_target("tpu7x")
 INCOMPLETE = Failure(Verdict.CRASHED, "the child ended before it had answered everything")
 
 
-request = functools.partial(
-    scripted.request, OPERATOR, target=TARGET, checked=in_order((shape(32), shape(48)))
-)
+request = functools.partial(scripted.request, OPERATOR, target=TARGET, checked=in_order((shape(32), shape(48))))
 
 
 def error(phase="trace", **changes):
@@ -53,16 +51,29 @@ def traced_findings():
 
 
 KERNEL = {
-    "grid": [2], "signature": [], "data_branches": 0, "data_loops": 0, "while_loops": 0, "manual_dmas": 0,
-    "loads_in_index_maps": 0, "constant_bytes": 0, "matmul_flops": 0,
-}  # fmt: skip
+    "grid": [2],
+    "signature": [],
+    "data_branches": 0,
+    "data_loops": 0,
+    "while_loops": 0,
+    "manual_dmas": 0,
+    "loads_in_index_maps": 0,
+    "constant_bytes": 0,
+    "matmul_flops": 0,
+}
 
 
 def facts(name, **changes):
     data = {
-        "workload": name, "fingerprint": f"print {name}", "operations": {}, "foreign_calls": [],
-        "constant_bytes": 0, "unused_operands": [], "outputs_not_from_kernels": [], "kernels": [KERNEL],
-    }  # fmt: skip
+        "workload": name,
+        "fingerprint": f"print {name}",
+        "operations": {},
+        "foreign_calls": [],
+        "constant_bytes": 0,
+        "unused_operands": [],
+        "outputs_not_from_kernels": [],
+        "kernels": [KERNEL],
+    }
     return Frame("facts", {**data, **changes})
 
 
@@ -159,22 +170,30 @@ def test_an_exception_has_a_verdict_by_its_phase_and_words(changes, verdict, rea
     ("changes", "verdict", "reason", "stage"),
     [
         ({"message": "exceeded vmem"}, Verdict.RESOURCE_ERROR, "ValueError: exceeded vmem", None),
-        ({"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 9M of 6M vmem. Ex"},
-         Verdict.RESOURCE_ERROR, "its blocks take 9M of 6M bytes of vmem", None),
-        ({"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack\nfor x. "
-                     "Scoped allocation with size 36.69M and limit 32.00M exceeded scoped vmem limit by 4.69M."},
-         Verdict.RESOURCE_ERROR, "its blocks take 36.69M of 32.00M bytes of vmem", None),
+        (
+            {"message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 9M of 6M vmem. Ex"},
+            Verdict.RESOURCE_ERROR,
+            "its blocks take 9M of 6M bytes of vmem",
+            None,
+        ),
+        (
+            {
+                "message": "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack\nfor x. "  # noqa: E501
+                "Scoped allocation with size 36.69M and limit 32.00M exceeded scoped vmem limit by 4.69M."
+            },
+            Verdict.RESOURCE_ERROR,
+            "its blocks take 36.69M of 32.00M bytes of vmem",
+            None,
+        ),
         ({}, Verdict.INCORRECT, "ValueError: why", Stage.CHECK),
         ({"type": "NotImplementedError"}, Verdict.COMPILE_ERROR, "NotImplementedError: why", Stage.CHECK),
         ({"type": "IndexError"}, Verdict.INCORRECT, BEYOND + "why", Stage.CHECK),
         ({"message": "x\nIndexError: 5 of 4\ny"}, Verdict.INCORRECT, BEYOND + "IndexError: 5 of 4", Stage.CHECK),
         ({"message": "x\nOut-Of-bounds of x\ny"}, Verdict.INCORRECT, BEYOND + "Out-Of-bounds of x", Stage.CHECK),
     ],
-)  # fmt: skip
+)
 def test_in_a_check_it_is_the_answer_that_is_wrong(changes, verdict, reason, stage):
-    assert stages._candidate_failure(error("check", **changes)) == Failure(
-        verdict, reason, "the trace", stage
-    )
+    assert stages._candidate_failure(error("check", **changes)) == Failure(verdict, reason, "the trace", stage)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +247,11 @@ def checked(job, found, **changes):
     frames = [
         Frame(
             "traced",
-            {
-                "workload": name, "calling_convention": 9, "fingerprint": f"print {name}",
-                "artefact": f"source {name}",
-            },
+            {"workload": name, "calling_convention": 9, "fingerprint": f"print {name}", "artefact": f"source {name}"},
             blobs={"module": name.encode()},
         )
         for name in job.data["lower"]
-    ]  # fmt: skip
+    ]
     for asked in job.data["check"]:
         for kind in asked["kinds"]:
             outputs = {"c": 2 * job.arrays[f"{asked['workload']}/{kind}/a"]}
@@ -311,9 +327,14 @@ def test_a_spot_is_checked_on_kinds_that_the_seed_draws_and_says_where(monkeypat
     kinds = set()
     for seed in range(6):
         asked = request(
-            checked=(shape(48),), measured=(), large_checks=(shape(48),), thorough=thorough, seed=seed,
-            sampled=where, whole_axes={"m48": ["ones"]},
-        )  # fmt: skip
+            checked=(shape(48),),
+            measured=(),
+            large_checks=(shape(48),),
+            thorough=thorough,
+            seed=seed,
+            sampled=where,
+            whole_axes={"m48": ["ones"]},
+        )
         child, found = Checker(monkeypatch), traced_findings()
         found.modules["m48"] = b"made before"
         assert stages.check(asked, found) is None
@@ -380,16 +401,10 @@ def test_the_accumulators_of_an_interpreter_are_exact(monkeypatch):
 def test_what_is_left_out_is_noticed(monkeypatch):
     def only(**missing):
         return lambda f: (
-            None
-            if all(f.data.get(k) == v or (k == "frame" and f.kind == v) for k, v in missing.items())
-            else f
+            None if all(f.data.get(k) == v or (k == "frame" and f.kind == v) for k, v in missing.items()) else f
         )
 
-    for change in (
-        only(frame="traced", workload="m64"),
-        only(frame="checked", workload="m48"),
-        lambda f: None,
-    ):
+    for change in (only(frame="traced", workload="m64"), only(frame="checked", workload="m48"), lambda f: None):
         Checker(monkeypatch, change)
         assert stages.check(request(), traced_findings()) == INCOMPLETE
     dead = ChildOutcome(Ending.CRASHED, detail="gone", log="log")
@@ -505,13 +520,14 @@ OTHER = "m64: another module is compiled than was checked"
         (facts("m64", unused_operands=[0]), Verdict.IMPLAUSIBLE, "no kernel reads operand a"),
         (facts("m64", outputs_not_from_kernels=[0]), Verdict.IMPLAUSIBLE, "output c does not come from a kernel alone"),
         (
-            facts("m32", kernels=[UNFOLLOWED]), Verdict.IMPLAUSIBLE,
+            facts("m32", kernels=[UNFOLLOWED]),
+            Verdict.IMPLAUSIBLE,
             "m32: the kernel's control flow cannot be followed, so its work cannot be counted",
         ),
         (error("topology"), Verdict.INFRA_ERROR, "ValueError: why"),
         (error("compile"), Verdict.COMPILE_ERROR, "ValueError: why"),
     ],
-)  # fmt: skip
+)
 def test_a_module_is_judged_before_it_is_compiled(monkeypatch, tmp_path, frame, verdict, reason):
     after = Frame("compiled", {"workload": "m32", "folder": "never heard"})
     found = compiling(monkeypatch, tmp_path, [frame, after])
@@ -545,9 +561,7 @@ def test_a_compiler_that_dies_and_a_duplicate(monkeypatch, tmp_path):
         (["m32"], ["m32"], [("m64", "m32"), ("m32",)], Verdict.COMPILE_ERROR),
     ],
 )
-def test_what_the_simulator_aborts_on_is_compiled_with_delays(
-    monkeypatch, tmp_path, without, delayed, runs, verdict
-):
+def test_what_the_simulator_aborts_on_is_compiled_with_delays(monkeypatch, tmp_path, without, delayed, runs, verdict):
     seen = []
 
     def run(job, limits, folder, *, extra_environment, on_frame, launcher):

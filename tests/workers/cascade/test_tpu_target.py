@@ -18,13 +18,7 @@ from tilewright.workers.child.run_once import ChildLimits
 from tilewright.workers.device.comparison import compare
 from tilewright.workers.device.station import LocalStation
 from tilewright.workers.request import Limits
-from tilewright.workers.runners.pallas.clock import (
-    ProfileError,
-    ProfilerClock,
-    Program,
-    program_seconds,
-    read_profile,
-)
+from tilewright.workers.runners.pallas.clock import ProfileError, ProfilerClock, Program, program_seconds, read_profile
 from tilewright.workers.toolchains import tpu as tpu_toolchain
 
 jax.config.update("jax_platforms", "cpu")  # an installed libtpu would be asked for a TPU
@@ -115,9 +109,7 @@ def test_without_a_tpu_a_campaign_is_refused_in_one_sentence(tmp_path, capsys, t
     assert output.count("\n") == 1 and output.startswith("no   target tpu: this machine has no TPU")
     assert main(["--home", str(home), "run", "quickstart", "--target", target]) == 2
     output = capsys.readouterr().err
-    assert (
-        output.count("\n") == 1 and f"target: {target} cannot be used here" in output and "no TPU" in output
-    )
+    assert output.count("\n") == 1 and f"target: {target} cannot be used here" in output and "no TPU" in output
     assert not home.exists() or not any(home.iterdir())
 
 
@@ -157,9 +149,6 @@ def test_the_whole_path_measures_an_honest_kernel_and_pairs_contenders(stand_in)
     same = judged(stand_in, "# a comment\n" + twins.HONEST, known_artefacts={found.artefact})
     assert same.verdict is Verdict.DUPLICATE
     twin = dataclasses.replace(champion.entry, id="twin", source=twins.SCALED_TWIN)
-    compared = compare(
-        station, OPERATOR, target, OPERATOR.suites["tiny"].workloads,
-        [champion.entry, twin], 7, (2, 1),
-    )  # fmt: skip
+    compared = compare(station, OPERATOR, target, OPERATOR.suites["tiny"].workloads, [champion.entry, twin], 7, (2, 1))
     assert compared.genomes == ("first", "twin"), compared.failed
     assert 0 < compared.ratio("first", "twin").value < 1000

@@ -45,10 +45,16 @@ CHECKED = (of(0, "checked"),)
 
 def request(**changes):
     fields = {
-        "target": load_target("tpu7x"), "limits": Limits(), "seed": 7, "measured": (of(3), of(5)),
-        "source": "text", "params": {}, "checked": CHECKED, "folder": Path("nowhere"),
+        "target": load_target("tpu7x"),
+        "limits": Limits(),
+        "seed": 7,
+        "measured": (of(3), of(5)),
+        "source": "text",
+        "params": {},
+        "checked": CHECKED,
+        "folder": Path("nowhere"),
         "unmeasured": (of(2, "final2"), of(30, "final30"), *CHECKED),
-    }  # fmt: skip
+    }
     return Request(operator=OPERATOR, truth=Truth(OPERATOR), **{**fields, **changes})
 
 
@@ -57,8 +63,7 @@ def findings(**signatures):
     names = ("checked", "g3", "g5", "g1", "a", "b")
     return Findings(
         facts={
-            name: ModuleFacts("f", {}, [], 0, [], [], [{"signature": [signatures.get(name, "dot")]}])
-            for name in names
+            name: ModuleFacts("f", {}, [], 0, [], [], [{"signature": [signatures.get(name, "dot")]}]) for name in names
         },
         sources={"checked": "source"},
     )
@@ -79,9 +84,7 @@ def test_other_kinds_of_operations_are_looked_at():
     assert names(to_verify(request(), findings(checked="exp"), best=False)) == ([], ["g3", "g5"])
     two = request(checked=(*CHECKED, of(0, "a")))
     assert names(to_verify(two, findings(checked="exp", a="dot"), best=False)) == ([], [])
-    unknown = dataclasses.replace(
-        findings(), facts={k: v for k, v in findings().facts.items() if k != "checked"}
-    )
+    unknown = dataclasses.replace(findings(), facts={k: v for k, v in findings().facts.items() if k != "checked"})
     assert names(to_verify(request(), unknown, best=False)) == ([], ["g3", "g5"])
 
 
@@ -170,9 +173,7 @@ class Looks:
         wrong = self._answers.pop(0)
         for workload in request.checked:
             fine = workload.id not in wrong
-            found.gates.append(
-                GateReading(gate="exact", inputs="randn", value=50.0, passed=fine, workload=workload.id)
-            )
+            found.gates.append(GateReading(gate="exact", inputs="randn", value=50.0, passed=fine, workload=workload.id))
             if not fine:
                 return WRONG
         return WRONG if "any" in wrong else None
@@ -246,12 +247,7 @@ def test_a_child_that_fails_without_a_reading_is_not_asked_about_what_passed(mon
 
 
 def test_a_finalist_s_grid_is_left_whole_where_there_is_work_for_it(monkeypatch):
-    for work, kept in (
-        ((30, 20), {"s1", "s2"}),
-        ((100, 60), {"s1", "s2"}),
-        ((101, 60), {"s2"}),
-        ((20, 161), {"s1"}),
-    ):
+    for work, kept in (((30, 20), {"s1", "s2"}), ((100, 60), {"s1", "s2"}), ((101, 60), {"s2"}), ((20, 161), {"s1"})):
         shapes = Shapes((), tuple(of(n, f"s{place}") for place, n in enumerate(work, 1)))
         looks = Looks(monkeypatch, set())
         looked(looks, request(final=True), shapes)

@@ -49,9 +49,8 @@ def left_in(folder):
 
 
 @pytest.mark.parametrize(
-    ("how", "ending"),
-    [*(("template", ending) for ending in ENDINGS), ("spawned", "leaves"), ("spawned", "is killed")],
-)  # fmt: skip
+    ("how", "ending"), [*(("template", ending) for ending in ENDINGS), ("spawned", "leaves"), ("spawned", "is killed")]
+)
 def test_nothing_is_left_of_a_child_that_scatters_processes(tmp_path, how, ending):
     template = Template((), environment(tmp_path, {})) if how == "template" else None
     folder = tmp_path / "child"

@@ -22,8 +22,11 @@ from tilewright.workers.child.run_once import ChildLimits, temporary_folder
         ("os._exit(0)", Ending.CRASHED, "exit code 0 before it had answered"),
         ("answer('hello'); os._exit(3)", Ending.CRASHED, "exit code 3"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", Ending.CRASHED, "killed by SIGSEGV"),
-        ("sys.stderr.write('F0101 1:2 x.cc:3] too much\\n'); sys.stderr.flush(); os.abort()", Ending.CRASHED,
-         "killed by SIGABRT: too much"),
+        (
+            "sys.stderr.write('F0101 1:2 x.cc:3] too much\\n'); sys.stderr.flush(); os.abort()",
+            Ending.CRASHED,
+            "killed by SIGABRT: too much",
+        ),
         ("raise ValueError('no')", Ending.CRASHED, "exit code 1 before it had answered: ValueError: no"),
         ("os.write(result, b'score: 1e9' * 10)", Ending.GARBAGE, "does not start with a frame"),
         ("os.write(result, encode(Frame('done'))[:20])", Ending.CRASHED, "exit code 0"),
@@ -34,7 +37,7 @@ from tilewright.workers.child.run_once import ChildLimits, temporary_folder
         ("x = os.fork() or b'x' * (3 << 29); time.sleep(60)", Ending.MEMORY, "more than 1 GiB of memory"),
         ("open('big', 'wb').write(b'x' * (2 << 20))", Ending.CRASHED, ""),
     ],
-)  # fmt: skip
+)
 def test_every_bad_ending_has_a_name(code, ending, detail, tmp_path):
     outcome = child(code, tmp_path)
     assert outcome.ending is ending, outcome
@@ -67,10 +70,13 @@ def test_nothing_of_the_environment_reaches_it(tmp_path, monkeypatch):
 
 
 PROBES = {
-    "write_outside": "open({outside!r}, 'w')", "read_outside": "open({secret!r}).read()",
-    "list_outside": "os.listdir({folder!r})", "parent_environment": "open(f'/proc/{{parent}}/environ').read()",
-    "kill_parent": "os.kill(parent, signal.SIGUSR1)", "unlink": "os.unlink({secret!r})",
-}  # fmt: skip
+    "write_outside": "open({outside!r}, 'w')",
+    "read_outside": "open({secret!r}).read()",
+    "list_outside": "os.listdir({folder!r})",
+    "parent_environment": "open(f'/proc/{{parent}}/environ').read()",
+    "kill_parent": "os.kill(parent, signal.SIGUSR1)",
+    "unlink": "os.unlink({secret!r})",
+}
 
 
 @pytest.mark.parametrize("name", sorted(PROBES))

@@ -79,9 +79,11 @@ def test_the_next_candidate_is_judged_as_if_it_were_the_first(pool, kind):
 
 @pytest.mark.parametrize(
     ("kind", "ending", "detail"),
-    [("closes and stays", Ending.TIMEOUT, "closed its result pipe and stayed"),
-     ("floods", Ending.FLOOD, "more than 1048576 bytes of output")],
-)  # fmt: skip
+    [
+        ("closes and stays", Ending.TIMEOUT, "closed its result pipe and stayed"),
+        ("floods", Ending.FLOOD, "more than 1048576 bytes of output"),
+    ],
+)
 def test_who_stays_or_floods_is_ended(pool, monkeypatch, kind, ending, detail):
     monkeypatch.setattr(session, "_LEAVE_SECONDS", 0.2)
     monkeypatch.setattr(session, "_BYTES", ByteLimits(1 << 20, 1 << 20))

@@ -48,9 +48,7 @@ def test_workers_of_a_target_wait_for_its_nodes_where_any_target_is_offered(monk
     assert ray_start.worker_resources("tpu7x")["resources"] == {}
     cluster(monkeypatch, **{A: {"CPU": 4}, B: {"target:h200": 8}})
     assert ray_start.worker_resources("h200")["resources"] == {"target:h200": 1.0}
-    assert ray_start.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, (
-        "never a place on an h200 node"
-    )
+    assert ray_start.worker_resources("tpu7x")["resources"] == {"target:tpu7x": 1.0}, "never a place on an h200 node"
 
 
 def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
@@ -69,11 +67,7 @@ def test_what_a_cluster_lacks_for_a_target_is_one_sentence(monkeypatch):
 
 
 def test_a_station_for_each_gpu_of_the_nodes_that_offer_the_target(monkeypatch):
-    nodes = {
-        A: {"target:h200": 8, "GPU": 2},
-        B: {"target:gfx950": 8, "GPU": 8},
-        C: {"target:h200": 8, "GPU": 1},
-    }
+    nodes = {A: {"target:h200": 8, "GPU": 2}, B: {"target:gfx950": 8, "GPU": 8}, C: {"target:h200": 8, "GPU": 1}}
     found = cluster(monkeypatch, **nodes)
     assert len(ray_stations.start_stations(load_target("h200"), 0)) == 3
     assert [node for node, _ in found.placed] == [A, A, C]

@@ -86,9 +86,7 @@ def test_rays_own_lines_go_to_the_campaigns_log_and_not_to_the_terminal(tmp_path
     ray_start.keep_lines(load_target("tpu7x"), lines.append)
     lost = "The node with node id: ed80d5 and address: 10.0.0.7 and node name: a has been marked dead because"
     with logbook(tmp_path):
-        worker.print_to_stdstream(
-            {"lines": ["[state-dump] x", lost], "pid": "raylet", "is_err": False}, False
-        )
+        worker.print_to_stdstream({"lines": ["[state-dump] x", lost], "pid": "raylet", "is_err": False}, False)
     assert "[state-dump] x" in (tmp_path / LOGBOOK).read_text()
     assert lines == ["warning: the cluster lost its node 10.0.0.7; none is left for tpu7x"]
     assert not "".join(capsys.readouterr())

@@ -53,9 +53,7 @@ def test_what_ray_writes_past_python_is_logged_and_a_missing_token_is_named(base
         raise ConnectionError("Failed to connect to Ray cluster")
 
     monkeypatch.setattr(ray_start.ray, "init", refuse)
-    with pytest.raises(
-        PoolUnavailable, match="cannot be joined: it wants a token, and this process has none"
-    ):
+    with pytest.raises(PoolUnavailable, match="cannot be joined: it wants a token, and this process has none"):
         ray_start.start_ray("auto", 1, 0)
     os.write(2, b"ours")
     assert capfd.readouterr().err == "ours"

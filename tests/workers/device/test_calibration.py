@@ -13,9 +13,7 @@ def timed(speed, seed=0, genome="seed", rounds=5):
     """A device that takes ``speed`` times as long, with a thousandth of noise."""
     rng = np.random.default_rng(seed)
     times = {
-        shape: {
-            genome: [[base * speed * float(rng.normal(1, 1e-3)) for _ in range(3)] for _ in range(rounds)]
-        }
+        shape: {genome: [[base * speed * float(rng.normal(1, 1e-3)) for _ in range(3)] for _ in range(rounds)]}
         for shape, base in (("small", 1e-4), ("large", 3e-3))
     }
     return Comparison("h200", {}, times, {}, {})

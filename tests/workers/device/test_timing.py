@@ -55,12 +55,7 @@ def test_a_job_says_what_to_time_least_work_first():
     station = ScriptedStation(seed=3)
     made, found = measured(station, entries=ENTRIES, pace={"m64": 1e-3})
     ((job, limits),) = station.jobs
-    assert (job.kind, job.data["rounds"], job.data["calls"], job.data["pace"]) == (
-        "time",
-        2,
-        3,
-        {"m64": 1e-3},
-    )
+    assert (job.kind, job.data["rounds"], job.data["calls"], job.data["pace"]) == ("time", 2, 3, {"m64": 1e-3})
     assert [w["id"] for w in job.data["workloads"]] == ["m32", "m64"] and job.data["seed"] == 3
     assert job.data["entries"] == [{"id": "one", "source": "source one", "params": {"x": 1}}, {"id": "two"}]
     assert job.blobs == {"plan/two/m32": b"plan"}
@@ -91,9 +86,12 @@ def test_wall_clocks_are_a_finalist_s_and_silence_is_short():
 def test_figures_are_worked_out_by_hand():
     made, _ = measured(ScriptedStation(), entries=ENTRIES)
     timed = dataclasses.replace(
-        made[1], rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]], host_seconds=[1.0, 6e-6],
-        wall_seconds=[1.0, 250e-6], scale=DeviceRatio("dev1", 2.0, 0.03),
-    )  # fmt: skip
+        made[1],
+        rounds=[[[1.0], [2.0]], [[100e-6, 200e-6, 300e-6], [200e-6, 250e-6]]],
+        host_seconds=[1.0, 6e-6],
+        wall_seconds=[1.0, 250e-6],
+        scale=DeviceRatio("dev1", 2.0, 0.03),
+    )
     assert timed.__dataclass_params__.frozen
     found = timed.figures(request(), 1)
     assert (found.workload, found.kind, found.gbytes) == ("m64", TARGET.kind, None)
@@ -103,12 +101,16 @@ def test_figures_are_worked_out_by_hand():
     spread = 1.25 * 1.4826 * 50e-6 / 5**0.5 / 200e-6
     assert found.diagnosis == pytest.approx(
         {
-            "host_seconds": 6e-6, "wall_seconds": 250e-6, "calls": 5,
+            "host_seconds": 6e-6,
+            "wall_seconds": 250e-6,
+            "calls": 5,
             "relative_error": np.hypot(spread, 0.03),
-            "gbytes_per_second": 32768 / 100e-6 / 1e9, "copy_fraction": 32768 / 100e-6 / 5e8,
-            "device": "dev1", "device_ratio": 2.0,
+            "gbytes_per_second": 32768 / 100e-6 / 1e9,
+            "copy_fraction": 32768 / 100e-6 / 5e8,
+            "device": "dev1",
+            "device_ratio": 2.0,
         }
-    )  # fmt: skip
+    )
     alone = dataclasses.replace(timed, scale=DeviceRatio()).figures(request())
     assert alone.diagnosis["copy_fraction"] == pytest.approx(32768 / 1.5 / 5e8)
     assert alone.seconds == 1.5 and "device" not in alone.diagnosis and "device_ratio" not in alone.diagnosis
@@ -208,31 +210,43 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     "changes",
     [
-        {"workload": "m7"}, {"workload": ["m32"]}, {"rounds": []}, {"rounds": [[]]}, {"rounds": [[[]]]},
-        {"rounds": [[[1e-4], []]]}, {"rounds": [[[1e-4]], [[1e-4]]]}, {"rounds": [[[NAN]]]},
-        {"rounds": [[[0.0]]]}, {"rounds": [[[1e-4, -1e-4]]]}, {"rounds": [[[INF]]]}, {"rounds": [[["fast"]]]},
-        {"rounds": [[None]]}, {"rounds": 3}, {"host_seconds": []}, {"host_seconds": [0.0, 0.0]},
-        {"host_seconds": [-1e-9]}, {"host_seconds": [NAN]}, {"wall_seconds": []}, {"wall_seconds": [NAN]},
-        {"wall_seconds": [INF]}, {"wall_seconds": None},
+        {"workload": "m7"},
+        {"workload": ["m32"]},
+        {"rounds": []},
+        {"rounds": [[]]},
+        {"rounds": [[[]]]},
+        {"rounds": [[[1e-4], []]]},
+        {"rounds": [[[1e-4]], [[1e-4]]]},
+        {"rounds": [[[NAN]]]},
+        {"rounds": [[[0.0]]]},
+        {"rounds": [[[1e-4, -1e-4]]]},
+        {"rounds": [[[INF]]]},
+        {"rounds": [[["fast"]]]},
+        {"rounds": [[None]]},
+        {"rounds": 3},
+        {"host_seconds": []},
+        {"host_seconds": [0.0, 0.0]},
+        {"host_seconds": [-1e-9]},
+        {"host_seconds": [NAN]},
+        {"wall_seconds": []},
+        {"wall_seconds": [NAN]},
+        {"wall_seconds": [INF]},
+        {"wall_seconds": None},
     ],
-)  # fmt: skip
+)
 def test_an_answer_that_does_not_read_is_the_end_of_the_child_and_of_nothing_else(changes):
     made, found = measured(saying(with_data(**changes)))
     assert made.verdict is Verdict.CRASHED and "\n" not in made.reason, made
     assert made.reason.startswith("the child's answer is malformed: ") and not found.gates
     for name in changes:
-        made, _ = measured(
-            saying(lambda f, n=name: Frame(f.kind, {k: v for k, v in f.data.items() if k != n}))
-        )
+        made, _ = measured(saying(lambda f, n=name: Frame(f.kind, {k: v for k, v in f.data.items() if k != n})))
         assert made.reason == f"the child's answer is malformed: KeyError '{name}'"
 
 
 @pytest.mark.parametrize("sizes", [s for s in itertools.product((1, 2, 3), repeat=3) if s != (2, 2, 2)])
 def test_every_entry_is_timed_by_every_clock(sizes):
     rounds, host, wall = ([value] * n for value, n in zip(([[1e-4]], 0.0, 0.0), sizes, strict=True))
-    made, _ = measured(
-        saying(with_data(rounds=rounds, host_seconds=host, wall_seconds=wall)), entries=ENTRIES
-    )
+    made, _ = measured(saying(with_data(rounds=rounds, host_seconds=host, wall_seconds=wall)), entries=ENTRIES)
     assert made.reason == f"the child's answer is malformed: ValueError {sizes[0]} entries instead of 2"
 
 
@@ -395,12 +409,8 @@ def test_samples_are_judged_where_the_parent_looks():
     made, found = measured(station, request(operator))
     assert len(made) == 2 and len(found.gates) == 2, made
     ((job, _),) = station.jobs
-    assert "table/a" in job.arrays and not any(
-        name.endswith("/a") and "table" not in name for name in job.arrays
-    )
-    wrong, _ = measured(
-        ScriptedStation(lambda job: sampled_answers(job, operator, 3000.0)), request(operator)
-    )
+    assert "table/a" in job.arrays and not any(name.endswith("/a") and "table" not in name for name in job.arrays)
+    wrong, _ = measured(ScriptedStation(lambda job: sampled_answers(job, operator, 3000.0)), request(operator))
     assert wrong.verdict is Verdict.INCORRECT and "timed calls at m32" in wrong.reason
 
 

@@ -48,9 +48,7 @@ def test_a_station_remembers_the_plans_that_came_with_jobs():
     again = replace(entry, id=f"{entry.id}/again", plans={"small": b"3"})
     for names in (["small"], ["large"]):
         blobs = {**entry.blobs(names), **again.blobs(names)}
-        station.run(
-            Frame("time", {"entries": [entry.data(), again.data()]}, blobs=blobs), JobLimits(1.0, 1.0)
-        )
+        station.run(Frame("time", {"entries": [entry.data(), again.data()]}, blobs=blobs), JobLimits(1.0, 1.0))
     assert station.plans(source, params) == {"small": b"1", "large": b"2"}
     assert station.plans(source, {"tile": 32}) == {}
 

@@ -55,9 +55,7 @@ def _biased(x_ptr, bias_ptr, y_ptr, n, LARGE: tl.constexpr, BLOCK: tl.constexpr 
 
 def cubed(x, bias=None):
     y = torch.empty_like(x)
-    _biased[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
-        x, bias, y, x.numel(), LARGE=x.numel() > 2**31
-    )
+    _biased[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, bias, y, x.numel(), LARGE=x.numel() > 2**31)
     return y
 
 
@@ -273,9 +271,7 @@ def plain_magnitudes(x):
 def _ranked(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=1.0)
-    tl.store(
-        y_ptr + at, libdevice.add_rn(libdevice.ilogb(x).to(tl.float32), libdevice.mul_rn(x, 0.5)), mask=at < n
-    )
+    tl.store(y_ptr + at, libdevice.add_rn(libdevice.ilogb(x).to(tl.float32), libdevice.mul_rn(x, 0.5)), mask=at < n)
 
 
 def ranked(x):
@@ -348,9 +344,7 @@ def _by_assembly(x_ptr, y_ptr, n, CLOCK: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n)
     if CLOCK:
-        x = tl.inline_asm_elementwise(
-            "mov.u32 $0, %clock;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
+        x = tl.inline_asm_elementwise("mov.u32 $0, %clock;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
     y = tl.inline_asm_elementwise(_ELU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(y_ptr + at, y, mask=at < n)
 
@@ -384,9 +378,7 @@ def _heads(q, k, o, T, group, D: tl.constexpr, BM: tl.constexpr):
 def heads(q, k):
     assert q.shape[2] == 16
     o = torch.empty_like(q)
-    _heads[(triton.cdiv(q.shape[1], 32), q.shape[0])](
-        q, k, o, q.shape[1], q.shape[0] // k.shape[0], 16, BM=32
-    )
+    _heads[(triton.cdiv(q.shape[1], 32), q.shape[0])](q, k, o, q.shape[1], q.shape[0] // k.shape[0], 16, BM=32)
     return o
 
 

@@ -37,11 +37,22 @@ def test_an_argument_is_read(text):
 BAD = {
     "floats times a number": ("i64[8] * 2", "f32[8] * 0", "f32[8] * f32[8]", "f32[8] * True", "2 * 3"),
     "^--args: ": (
-        "f32[2, 3].permute(0, 0)", "i32[4].sums(0)", "f33[4]", "f32[-1]", "f32[M]", "f32[4", "os.system('x')",
-        "x + 1", "i32[64] < x", "i32[64] < -1", "i32[64] < 2.5", "f(3) < 4", "i32[64] < True",
+        "f32[2, 3].permute(0, 0)",
+        "i32[4].sums(0)",
+        "f33[4]",
+        "f32[-1]",
+        "f32[M]",
+        "f32[4",
+        "os.system('x')",
+        "x + 1",
+        "i32[64] < x",
+        "i32[64] < -1",
+        "i32[64] < 2.5",
+        "f(3) < 4",
+        "i32[64] < True",
     ),
     "integers": ("f32[8].offsets(4)", "i64[8, 8].offsets(4)", "i64[8].offsets()", "f32[8].distinct()"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("message", "text"), [(m, text) for m, texts in BAD.items() for text in texts])
@@ -70,10 +81,7 @@ def test_inputs_are_drawn_as_the_call_bounds_them():
         assert len(set(distinct)) == 64 and distinct.min() >= 0 and distinct.max() < 70
         near_zero = draw(Operand("x", "float32", (64,), least=-1.0, most=1.0), {}, "faint-118", 4, rng)
         assert 0 < np.abs(near_zero).max() < 1e-30
-        parts = [
-            Operand(n, "int32", (5,), total=t, form="offsets")
-            for n, t in zip("qkv", (64, 64, 80), strict=True)
-        ]
+        parts = [Operand(n, "int32", (5,), total=t, form="offsets") for n, t in zip("qkv", (64, 64, 80), strict=True)]
         together = draws(parts, {}, "randn", 4, rng)
         assert (together["q"] == together["k"]).all() and together["v"][-1] == 80
 
@@ -134,9 +142,7 @@ def test_a_winner_is_given_its_own_tensors_without_the_gradients_of_a_pair():
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])
-def test_a_layer_among_the_arguments_is_told_apart_by_what_a_new_one_does_not_hold(
-    tmp_path, monkeypatch, eps
-):
+def test_a_layer_among_the_arguments_is_told_apart_by_what_a_new_one_does_not_hold(tmp_path, monkeypatch, eps):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(served_calls, "TILEWRIGHT_TORCH", torch)
     (file := tmp_path / "f.py").write_text("def f(x, norm):\n    return x\n")

@@ -128,6 +128,6 @@ def test_operands_keep_to_what_their_call_says(text, holds):
 @pytest.mark.parametrize(
     ("function", "kept"),
     [(lambda x: x, {}), (lambda x, dim: x, {"dim": 1}), (lambda x, **options: x, {"dim": 1}), (min, {"dim": 1})],
-)  # fmt: skip
+)
 def test_a_keyword_of_the_reference_alone_is_not_given_to_the_function(function, kept):
     assert accepted_keywords(function, {"dim": 1}) == kept

@@ -59,9 +59,7 @@ def with_tensors(folder, body=PLAIN, kernel=KERNEL, call="f32[96, 200], 3.0"):
 
 def settled(function):
     """The launch at the call's own sizes, each axis by a name of its own."""
-    named = [
-        o.__class__(o.name, o.dtype, tuple(f"D{n}" for n in range(len(o.shape)))) for o in function.every
-    ]
+    named = [o.__class__(o.name, o.dtype, tuple(f"D{n}" for n in range(len(o.shape)))) for o in function.every]
     dims = {f"D{n}": size[0] for n, size in enumerate(function.every[0].shape)}
     return function.launch(named, [dims]), named, dims
 
@@ -74,15 +72,11 @@ def test_a_launcher_with_pointers_becomes_a_module_that_compiles(tmp_path):
     assert set(answer["space"]) == {"BLOCK", "ITEMS", "RESIDENT_0", "UNROLL_1", "RESTRICT", "TURNS"}
     assert answer["space"]["BLOCK"][0] == 32 and answer["defaults"]["BLOCK"] == 128
     code = answer["source"].partition("CUDA = ")[2]
-    assert "#define HALF (0.5f)" in code and not any(
-        word in code for word in ("run", "#include", "int ITEMS")
-    )
+    assert "#define HALF (0.5f)" in code and not any(word in code for word in ("run", "#include", "int ITEMS"))
     scope = {}
     exec(answer["source"], scope)
     inputs, outputs = ([cuda_record.Tensor(name, "float32", (64, 50))] for name in "xy")
-    (step,) = cuda_record.record(
-        scope, {**answer["defaults"], "ITEMS": 2, "TURNS": 4}, inputs, outputs, 90
-    ).steps
+    (step,) = cuda_record.record(scope, {**answer["defaults"], "ITEMS": 2, "TURNS": 4}, inputs, outputs, 90).steps
     assert step.grid == (4, 1, 1) and step.warps == 4 and [a.bits for a in step.arguments[3:]] == [3200, 13]
 
 
@@ -127,7 +121,7 @@ std::vector<torch::Tensor> run(torch::Tensor x, c10::optional<torch::Tensor> bia
     C10_CUDA_CHECK(cudaGetLastError());
     return {sum, part.view({-1})};
 }
-""".replace("scalar_of_file", "float")  # fmt: skip
+""".replace("scalar_of_file", "float")
 
 
 def test_host_code_is_followed(tmp_path):
@@ -163,7 +157,7 @@ def test_host_code_is_followed(tmp_path):
         (KERNEL.replace("#pragma unroll 2", ""), "", "UNROLL_L0", ""),
         (KERNEL.replace("#pragma unroll 2", "").replace("k < ITEMS", "k < 4"), "", "UNROLL_L0", "absent"),
     ],
-)  # fmt: skip
+)
 def test_numbers_with_a_meaning_are_no_parameters(tmp_path, code, grid, name, why):
     grid = grid or "(n + BLOCK * ITEMS - 1) / (BLOCK * ITEMS), BLOCK"
     kernel = HostFunction(with_tensors(tmp_path, PLAIN.replace("n / 512, threads", grid), code))
@@ -215,7 +209,7 @@ def test_host_code_that_is_not_followed_is_refused(tmp_path, body, reason):
         ({"call": "bf16[96, 200], f32[96, 200], 3.0, 19200"}, "takes a tensor of bfloat16 as float"),
         ({"code": KERNEL.replace("at = b", "at = none + b") + LAUNCHER}, 'line 8: identifier "none" is undefined'),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_launched_is_refused(tmp_path, changes, reason):
     with pytest.raises(Refusal, match=reason):
         Intake(request(tmp_path, **changes)).answer()
@@ -292,9 +286,7 @@ def test_a_file_that_falls_back_to_torch_is_refused(tmp_path):
         ("", "const float table[2] = {1.f, 2.f}; y[0] = table[n & 1];", ""),
     ],
 )
-def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are_not(
-    tmp_path, added, within, reason
-):
+def test_state_and_foreign_code_in_a_file_are_refused_and_their_honest_twins_are_not(tmp_path, added, within, reason):
     code = f"{added}\n{KERNEL.replace('#pragma', within + chr(10) + '#pragma')}{LAUNCHER}"
     intake = Intake(request(tmp_path, code))
     device, certain = scheduled(intake._source.code, intake._source.knobs)
@@ -312,13 +304,7 @@ def test_torch_between_kernels_becomes_kernels_of_ours(tmp_path):
     source, dims = intake._source, {"M": 8, "N": 64}
     steps = launched(intake.text, intake.site.operands, dims, source.knobs)["steps"]
     grids = [(step["kernel"].rstrip("0123456789"), step["grid"][0]) for step in steps[1:]]
-    assert grids == [
-        ("torch_mean", 8),
-        ("torch_sub", 2),
-        ("torch_clamp_min", 2),
-        ("torch_sum", 1),
-        ("torch_add", 2),
-    ]
+    assert grids == [("torch_mean", 8), ("torch_sub", 2), ("torch_clamp_min", 2), ("torch_sum", 1), ("torch_add", 2)]
     mean, sub = (step["arguments"] for step in steps[1:3])
     assert mean[2:] == ({"i64": 64}, {"i64": 1}) and sub[3:] == (*({"i64": n} for n in (8, 64, 64, 1, 1)),)
     assert "__global__ void torch_sum3(" in intake.compiled(source.code.text, {}, source.knobs)
@@ -356,11 +342,7 @@ SIZES = "grid=((n + 255) // 256, 1, 1), block=(256,), shared_mem=8"
 
 @pytest.mark.parametrize(
     "given",
-    [
-        f"x, y, n, {SIZES}",
-        f"args=[x.data_ptr(), y.data_ptr(), n], {SIZES}",
-        "(n + 255) // 256, (256, 1), 8, x, y, n",
-    ],
+    [f"x, y, n, {SIZES}", f"args=[x.data_ptr(), y.data_ptr(), n], {SIZES}", "(n + 255) // 256, (256, 1), 8, x, y, n"],
 )
 def test_a_kernel_that_python_launches_by_its_grid_is_launched_so(tmp_path, given):
     asked = request(tmp_path, call="f32[96, 200]")

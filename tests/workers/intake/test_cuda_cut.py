@@ -92,9 +92,7 @@ def test_torch_before_and_after_is_left_out_on_both_sides(tmp_path):
 
 def test_a_launch_by_sizes_of_what_is_left_out_keeps_the_sizes(tmp_path):
     place = "own.run(self.conv(x).contiguous(), self.bias)"
-    answer = ANSWER.replace(place, "own.run(self.conv(x), self.bias, x.shape[0])").replace(
-        "b)", "b, int rows)", 1
-    )
+    answer = ANSWER.replace(place, "own.run(self.conv(x), self.bias, x.shape[0])").replace("b)", "b, int rows)", 1)
     _, alone = part(tmp_path, request(tmp_path, answer.replace("x.numel()", "rows * x.size(1) * 80")))
     sizes = [tuple(f"D{n}" for n in range(4)) if len(o.shape) == 4 else ("D1", 1, 1) for o in alone.every]
     named = [o.__class__(o.name, o.dtype, size) for o, size in zip(alone.every, sizes, strict=True)]

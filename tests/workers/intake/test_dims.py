@@ -38,31 +38,42 @@ def _convolution(x, w):
     ("call", "works", "shapes"),
     [
         # scales count blocks of the dimensions that they scale
-        ("f8[4096,2048], f32[4096,16], f8[6144,2048], f32[48,16]", _scaled_product,
-         [("M", "N"), ("M", "N/128"), ("P", "N"), ("P/128", "N/128")]),
+        (
+            "f8[4096,2048], f32[4096,16], f8[6144,2048], f32[48,16]",
+            _scaled_product,
+            [("M", "N"), ("M", "N/128"), ("P", "N"), ("P/128", "N/128")],
+        ),
         # where nothing works, equal sizes are one
         ("f16[256,256], f16[256,64]", lambda *_: False, [("M", "M"), ("M", "N")]),
         # square factors of a product have three dimensions
         ("f16[256,256], f16[256,256]", lambda a, b: a[1] == b[0], [("M", "N"), ("N", "K")]),
         # half of a dimension is half of it
-        ("f16[4096,32,128], f16[4096,64]", lambda x, cos: x[0] == cos[0] and 2 * cos[1] == x[2],
-         [("M", "N", "K"), ("M", "K/2")]),
+        (
+            "f16[4096,32,128], f16[4096,64]",
+            lambda x, cos: x[0] == cos[0] and 2 * cos[1] == x[2],
+            [("M", "N", "K"), ("M", "K/2")],
+        ),
         # a dimension that is cut into chunks is tried with whole ones
         ("bf16[8,8192,128]", lambda x: x[1] % 256 == 0, [("M", "N", "K")]),
         # a head that must keep its size keeps it
-        ("f16[2,8,1024,64], f16[2,8,1024,64]", lambda q, k: q == k and q[-1] in (64, 128),
-         [("M", "N", "K", "L"), ("M", "N", "K", "L")]),
+        (
+            "f16[2,8,1024,64], f16[2,8,1024,64]",
+            lambda q, k: q == k and q[-1] in (64, 128),
+            [("M", "N", "K", "L"), ("M", "N", "K", "L")],
+        ),
         # packed codes are an eighth, and offsets one more
         ("i32[1024,256], f16[8,2048], i64[5], i32[4]", _packed, [("M", "L/8"), ("M/128", "L"), ("Q+1",), ("Q",)]),
         # the few elements of a batch and a filter stay
         ("f32[2,18,12,12], f32[20,18,3,3]", _convolution, [("M", "N", "K", "L"), ("P", "N", "Q", "R")]),
         # a batch alone changes where all else decides a result's size
-        ("f32[16,32,9,9], f32[64,32,3,3], f32[16,64,7,7]",
-         lambda x, w, y: (x[1:], w, y) == ((32, 9, 9), (64, 32, 3, 3), (x[0], 64, 7, 7)),
-         [("M", 32, 9, 9), (64, 32, 3, 3), ("M", 64, 7, 7)]),
+        (
+            "f32[16,32,9,9], f32[64,32,3,3], f32[16,64,7,7]",
+            lambda x, w, y: (x[1:], w, y) == ((32, 9, 9), (64, 32, 3, 3), (x[0], 64, 7, 7)),
+            [("M", 32, 9, 9), (64, 32, 3, 3), ("M", 64, 7, 7)],
+        ),
     ],
     ids=["scales", "nothing", "product", "half", "chunks", "head", "packed", "filter", "batch"],
-)  # fmt: skip
+)
 def test_dimensions_are_as_different_as_the_function_bears(call, works, shapes):
     found, dims = _settled(call, works)
     names = list(dict.fromkeys(n for shape in found for n in shape if str(n).isidentifier()))
@@ -71,9 +82,7 @@ def test_dimensions_are_as_different_as_the_function_bears(call, works, shapes):
     renamed = [tuple("".join(letters.get(c, c) for c in str(n)) for n in shape) for shape in found]
     assert renamed == [tuple(map(str, shape)) for shape in shapes]
     sizes = [tensor.shape for tensor in parse(call).tensors()]
-    plain = [
-        (n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)
-    ]
+    plain = [(n, size) for shape, of in zip(found, sizes, strict=True) for n, size in zip(shape, of, strict=True)]
     assert all(dims[n] == size for n, size in plain if n in dims)
 
 

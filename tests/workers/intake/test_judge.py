@@ -110,18 +110,14 @@ def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
     drawn = [inputs_of(operands, {"M": 24, "N": 40}, "padded-left", 4, n) for n in range(12)]
     x, b = (np.concatenate([made[name] for made in drawn]) for name in "xb")
     some = (x[:, :20] == -np.inf, x[:, 20:] == -np.inf, (x == 0) | (x == 1), x[1:] == x[:-1], x[:, ::2] == 0)
-    assert (
-        all(rows.all(axis=1).any() for rows in some) and 0 < (b.reshape(12, 40) == 0).all(axis=1).sum() < 12
-    )
+    assert all(rows.all(axis=1).any() for rows in some) and 0 < (b.reshape(12, 40) == 0).all(axis=1).sum() < 12
     assert any(np.allclose(made["c"] ** 2 + made["s"] ** 2, 1) for made in drawn)
     alone = [inputs_of(operands[1:2], {"N": 40}, "padded-left", 4, n)["b"] for n in range(12)]
     assert all(map(np.any, alone)), "a single operand is no bias"
     for name in "xcs":  # of seven draws in a row
         forms = [made[name] for made in drawn[3:10]]
         assert any((form == 1).all() for form in forms), name
-        assert any(np.array_equal(form[:, :24], np.eye(24)) and not form[:, 24:].any() for form in forms), (
-            name
-        )
+        assert any(np.array_equal(form[:, :24], np.eye(24)) and not form[:, 24:].any() for form in forms), name
         assert any(np.linalg.matrix_rank(form) == 1 and len(np.unique(form)) > 24 for form in forms), name
     tied = draws(operands[:1], {"M": 24, "N": 40}, "ties", 4, np.random.default_rng(1))["x"]
     tied *= 448 / np.abs(tied).max()
@@ -130,9 +126,12 @@ def test_padding_masks_equal_rows_angles_and_ties_are_drawn():
 
 def test_an_operand_is_given_the_edges_that_reference_and_kernel_bear():
     operands = [
-        ROWS, Operand("labels", "int64", ("M",), "N"), Operand("mask", "bool", ("M", "N")),
-        Operand("parts", "int32", (8,), total="M"), Operand("codes", "float8_e4m3fn", ("M", "N")),
-    ]  # fmt: skip
+        ROWS,
+        Operand("labels", "int64", ("M",), "N"),
+        Operand("mask", "bool", ("M", "N")),
+        Operand("parts", "int32", (8,), total="M"),
+        Operand("codes", "float8_e4m3fn", ("M", "N")),
+    ]
     known = {"-inf", "-100", "rows"}
     found = with_edges(operands, [-1, -100], lambda tried: {o.edge for o in tried} - {""} <= known)
     assert [o.edge for o in found] == ["-inf", "-100", "rows", "", ""]
@@ -169,9 +168,7 @@ def test_an_answer_that_is_cut_and_not_rounded_is_refused_where_noise_alone_says
     for seed in range(10):
         rng = np.random.default_rng(seed)
         wanted = rng.standard_normal((64, 512))
-        twice = (wanted.astype(dtype) * (1 + rng.uniform(-1, 1, (64, 1)) * 2.0**-9).astype(dtype)).astype(
-            dtype
-        )
+        twice = (wanted.astype(dtype) * (1 + rng.uniform(-1, 1, (64, 1)) * 2.0**-9).astype(dtype)).astype(dtype)
         few = np.full((64, 512), 1.003)
         cut = wanted.astype(dtype)
         cut.view(np.int16)[np.abs(cut.astype(float)) > np.abs(wanted)] -= 1
@@ -269,10 +266,7 @@ def test_a_wide_result_of_narrow_operands_keeps_its_own_precision():
 def test_a_divisor_that_is_one_off_is_told_from_rounding_at_two_sizes(divided):
     rng, shapes, honest = np.random.default_rng(7), [], []
     for n in (70, 512):
-        sums, scale = (
-            np.square(rng.standard_normal((64, n))).sum(1, keepdims=True),
-            rng.standard_normal((64, n)),
-        )
+        sums, scale = (np.square(rng.standard_normal((64, n))).sum(1, keepdims=True), rng.standard_normal((64, n)))
         same = sums / n if divided(4.0, 4) == 0.8 else np.sqrt(sums / n)
         rounded, wrong = ((scale * by).astype(ml_dtypes.bfloat16) for by in (same, divided(sums, n)))
         shapes.append(({"M": 64, "N": n}, wrong, scale * same))
@@ -329,9 +323,7 @@ def test_products_are_asked_only_of_a_reference_that_multiplies_matrices():
         return [product_flops(operator, workload) for workload in (called, small)]
 
     assert least() == least(called=0) == [0, 0], "element by element on three axes"
-    assert least(called=10**6) == [2 * 4 * 8 * 16, 2 * 8 * 16], (
-        "of a shape that was not counted, its elements"
-    )
+    assert least(called=10**6) == [2 * 4 * 8 * 16, 2 * 8 * 16], "of a shape that was not counted, its elements"
 
 
 def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those():
@@ -344,10 +336,15 @@ def test_a_cancellation_that_float32_explains_only_of_nearer_sizes_gets_those():
     inputs = inputs_of(operands, dims, "randn", 4)
     shape = CheckedShape(dims, inputs, computed(inputs, np.float64), computed(inputs, np.float32))
     kinds = InputKinds(
-        operands, [shape], lambda given: computed(given, np.float64),
+        operands,
+        [shape],
+        lambda given: computed(given, np.float64),
         lambda all_inputs: [computed(given, np.float32) for _, given in all_inputs],
-        Effort(24, (3, 5), on_largest=True, blamed_spread=1), "", "", [],
-    )  # fmt: skip
+        Effort(24, (3, 5), on_largest=True, blamed_spread=1),
+        "",
+        "",
+        [],
+    )
     results, why = kinds.results([("M", "N")])
     assert not why and len(results) == 1
     assert "spread" in kinds.names and kinds.spread < 4
@@ -366,26 +363,35 @@ def test_inputs_whose_last_place_decides_an_answer_now_and_then_are_not_used():
     inputs = inputs_of(operands, dims, "randn", 4)
     shape = CheckedShape(dims, inputs, computed(inputs, np.float64), computed(inputs, np.float32))
     kinds = InputKinds(
-        operands, [shape], lambda given: computed(given, np.float64),
+        operands,
+        [shape],
+        lambda given: computed(given, np.float64),
         lambda all_inputs: [computed(given, np.float32) for _, given in all_inputs],
-        Effort(24, (3, 5), on_largest=True, blamed_spread=1, special=False), "float32", "", [],
-    )  # fmt: skip
+        Effort(24, (3, 5), on_largest=True, blamed_spread=1, special=False),
+        "float32",
+        "",
+        [],
+    )
     assert "far" not in kinds.names and {"spread", "apart"} & set(kinds.names)
 
 
 MATRIX = ("M", "N")
 
 
-@pytest.mark.parametrize(("dtype", "kind", "least", "most"), [
-    ("float32", "faint-118", 2.0**-140, 2.0**-107), ("float32", "faint-20", 2.0**-42, 2.0**-9),
-    ("float32", "huge-100", 2.0**85, 2.0**104), ("bfloat16", "huge-40", 2.0**25, 2.0**44),
-    ("float16", "huge-100", 2.0, 65504.0), ("float16", "faint-118", 2.0**-24, 2.0**-1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "kind", "least", "most"),
+    [
+        ("float32", "faint-118", 2.0**-140, 2.0**-107),
+        ("float32", "faint-20", 2.0**-42, 2.0**-9),
+        ("float32", "huge-100", 2.0**85, 2.0**104),
+        ("bfloat16", "huge-40", 2.0**25, 2.0**44),
+        ("float16", "huge-100", 2.0, 65504.0),
+        ("float16", "faint-118", 2.0**-24, 2.0**-1),
+    ],
+)
 def test_values_at_the_edges_of_a_type(dtype, kind, least, most):
     for seed in range(4):
-        made = np.abs(
-            draw(Operand("x", dtype, MATRIX), {"M": 40, "N": 60}, kind, 4, np.random.default_rng(seed))
-        )
+        made = np.abs(draw(Operand("x", dtype, MATRIX), {"M": 40, "N": 60}, kind, 4, np.random.default_rng(seed)))
         sizes = made[made > 0].astype(np.float64)
         assert np.isfinite(sizes).all() and least <= np.median(sizes) <= most and sizes.max() <= most
         if kind.startswith("faint-118") and dtype == "float32":
@@ -416,9 +422,7 @@ def test_one_sign_and_what_is_no_number_are_drawn():
     signs = set()
     for seed in range(8):
         made = inputs_of([ROWS, dataclasses.replace(ROWS, name="y")], dims, "signed", 4, seed)
-        assert all(
-            np.abs(values).min() >= 8 and len(set(np.sign(values).flat)) == 1 for values in made.values()
-        )
+        assert all(np.abs(values).min() >= 8 and len(set(np.sign(values).flat)) == 1 for values in made.values())
         signs.add(tuple(values.flat[0] > 0 for values in made.values()))
     assert len(signs) > 2
     infinite = draw(ROWS, dims, "infinite", 4, np.random.default_rng(1))
@@ -440,10 +444,15 @@ def _kinds(kernel, reference, seconds=math.inf):
     shape = CheckedShape(dims, given, [reference(given["x"].astype(np.float64))], [kernel(given["x"])])
     with np.errstate(all="ignore"):
         return InputKinds(
-            [ROWS], [shape], lambda inputs: [reference(inputs["x"].astype(np.float64))],
+            [ROWS],
+            [shape],
+            lambda inputs: [reference(inputs["x"].astype(np.float64))],
             lambda asked: [[kernel(inputs["x"])] for _, inputs in asked],
-            Effort(2, (0,), False, 4, seconds), "", "", (),
-        )  # fmt: skip
+            Effort(2, (0,), False, 4, seconds),
+            "",
+            "",
+            (),
+        )
 
 
 KERNELS = {
@@ -464,7 +473,7 @@ KERNELS = {
         lambda x: x,
         {"signed", "infinite-rows", "nan"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KERNELS)

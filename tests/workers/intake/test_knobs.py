@@ -61,13 +61,10 @@ def test_equal_numbers_that_must_move_with_a_knob_become_its_ties(name, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("rows", "by_place", "found"),
-    [(3, 0.0, ["M", "N"]), (7, 0.01, []), (3, 1.0, []), (4, 1.0, []), (7, 1.0, [])],
+    ("rows", "by_place", "found"), [(3, 0.0, ["M", "N"]), (7, 0.01, []), (3, 1.0, []), (4, 1.0, []), (7, 1.0, [])]
 )
 def test_rows_of_what_is_random_by_place_or_a_triangle_are_not_judged_by_themselves(rows, by_place, found):
-    dropped = (
-        np.random.default_rng(10).random(2 * 64 * 64) < by_place
-    )  # where an element lies in memory says it
+    dropped = np.random.default_rng(10).random(2 * 64 * 64) < by_place  # where an element lies in memory says it
 
     def reference(inputs):
         x = inputs["x"]

@@ -32,12 +32,16 @@ def product(folder, body="return a @ b", made=SampledOperator, **changes):
     """A product whose reference stands in a file."""
     (folder / "reference.py").write_text(f"import torch\ncalls = []\n\ndef f(a, b):\n    {body}\n")
     given = {
-        "name": "p/taken", "reference": f"{folder}/reference.py:f", "call": "a, b",
+        "name": "p/taken",
+        "reference": f"{folder}/reference.py:f",
+        "call": "a, b",
         "operands": (Operand("a", "float16", ("M", "K")), Operand("b", "float16", ("K", "N"))),
         "results": (Result("o0", "float16", ("M", "N"), min_db=60.0),),
-        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))}, "kernels": {},
-        "work": {LARGE.id: 1 << 40}, **changes,
-    }  # fmt: skip
+        "suites": {"calls": Suite("calls", workloads=(LARGE,), check=(SMALL,))},
+        "kernels": {},
+        "work": {LARGE.id: 1 << 40},
+        **changes,
+    }
     return made(**given)
 
 
@@ -51,10 +55,7 @@ class InProcess:
 
 @pytest.mark.parametrize("ends", [(), (-1.0, 1.0), (-2.0, -1.0)])
 def test_floats_between_two_ends_come_from_tables_and_no_kind_of_these_leaves_them(tmp_path, ends):
-    operands = (
-        Operand("a", "bfloat16", ("M", "K")),
-        Operand("b", "float32", ("K", "N"), 0, 0, 1.0, "", 0, "", *ends),
-    )
+    operands = (Operand("a", "bfloat16", ("M", "K")), Operand("b", "float32", ("K", "N"), 0, 0, 1.0, "", 0, "", *ends))
     operator = product(tmp_path, operands=operands, kinds=("randn", "sided", "usual", "far", "huge-115"))
     lost = {(): 0, (-1.0, 1.0): 1, (-2.0, -1.0): 3}[ends]  # huge; signs and zeros, too
     assert len(operator.table_kinds) == 5 - lost
@@ -137,9 +138,7 @@ def test_integers_are_those_of_the_shape_and_each_seed_has_the_same_work(tmp_pat
             drawn.append(here)
         least, most = integers.least or 0, bound_of(integers, dims) - 1 if integers.below else dims["N"]
         assert not np.array_equal(*drawn) and all(least <= a.min() and a.max() <= most for a in drawn)
-        parts = [
-            np.diff(a, prepend=0) if integers.form in ("offsets", "ends") else a.reshape(-1) for a in drawn
-        ]
+        parts = [np.diff(a, prepend=0) if integers.form in ("offsets", "ends") else a.reshape(-1) for a in drawn]
         if len(parts[0]) <= MOST_SENT:
             assert np.array_equal(*map(np.sort, parts))
         if integers.total:
@@ -270,10 +269,14 @@ def test_a_kernel_that_is_its_own_judge_runs_on_the_device_however_small_the_sha
     shapes = [Workload(f"{m}x64", {"M": m, "N": 64}) for m in (16, 8)]
     results = tuple(Result(f"o{n}", "float32", ("M", "N"), 90.0, place=n) for n in range(2))
     operator = product(
-        tmp_path, reference=f"itself:{tmp_path}/itself.py", call="x=x", results=results, work={},
+        tmp_path,
+        reference=f"itself:{tmp_path}/itself.py",
+        call="x=x",
+        results=results,
+        work={},
         operands=(Operand("x", "float32", ("M", "N")),),
         suites={"calls": Suite("calls", workloads=shapes[:1], check=shapes[1:])},
-    )  # fmt: skip
+    )
     here = sampling(operator, shapes[0], 5, operator.tables())
     monkeypatch.setattr(ModuleProcess, "__call__", None)  # no other process is asked
     found = Samples(operator, InProcess()).of(shapes[0], 5)

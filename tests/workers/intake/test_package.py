@@ -114,9 +114,7 @@ print(torch.ops.prims.inductor_seed.default._schema)
 def test_a_name_that_is_not_there_is_refused_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     head = "import triton\nimport triton.language as tl\nfrom nobody_has_this import twice\n"
-    (tmp_path / "mine.py").write_text(
-        f"{head}\n@triton.jit\ndef own(x):\n    tl.store(x, twice(tl.load(x)))\n"
-    )
+    (tmp_path / "mine.py").write_text(f"{head}\n@triton.jit\ndef own(x):\n    tl.store(x, twice(tl.load(x)))\n")
     kernels = Kernels()
     kernels.add(load(tmp_path / "mine.py", None)[0].own)
     assert [why for _, why in kernels.refusals] == [

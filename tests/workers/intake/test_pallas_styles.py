@@ -78,9 +78,7 @@ def traced(module, folder, params):
         ("capped", {"max_block": 512}),
     ],
 )
-def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_chooses(
-    taken, tmp_path, name, sizes
-):
+def test_any_python_runs_as_it_stands_with_the_block_sizes_that_it_names_or_chooses(taken, tmp_path, name, sizes):
     module, knobs, notes = taken(name)
     defaults = {knob.name: knob.default for knob in knobs}
     assert sizes.items() <= defaults.items()
@@ -142,9 +140,7 @@ def test_a_plain_text_is_followed_and_traces_to_what_the_function_does(
 def test_a_block_that_begins_behind_its_operand_is_refused(columns, reason):
     def added(x, y):
         spec = pl.BlockSpec((8, 128), lambda i, j: (i, j))
-        kernel = pl.pallas_call(
-            lambda x, y, o: None, grid=(8, 4), in_specs=[spec] * 2, out_specs=spec, out_shape=x
-        )
+        kernel = pl.pallas_call(lambda x, y, o: None, grid=(8, 4), in_specs=[spec] * 2, out_specs=spec, out_shape=x)
         return [kernel(x, y)]
 
     operands = [Operand("x", "float32", (64, 512)), Operand("y", "float32", (64, columns))]
@@ -228,9 +224,11 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     def looked_up(table, x, pages):
         spec = pl.BlockSpec((8, 128), lambda i, table: (i, 0))
         grid = pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1, grid=(1,), out_specs=spec,
+            num_scalar_prefetch=1,
+            grid=(1,),
+            out_specs=spec,
             in_specs=[spec, pl.BlockSpec((8, 128), lambda i, table: (table[i], 0))],
-        )  # fmt: skip
+        )
         add = lambda table, x, page, out: out.__setitem__(..., x[...] + page[...])  # noqa: E731
         return pl.pallas_call(add, grid_spec=grid, out_shape=x)(table, x, pages)
 
@@ -238,10 +236,12 @@ def test_a_table_picks_from_what_is_copied_by_hand_and_changed_in_place():
     def read(table, x, pages):
         spec, pages = pl.BlockSpec((8, 128), lambda i, table: (0, 0)), pages.reshape(4, 8, 128)
         grid = pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1, grid=(table[0],), in_specs=[spec, pl.BlockSpec(memory_space=pl.ANY)],
+            num_scalar_prefetch=1,
+            grid=(table[0],),
+            in_specs=[spec, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=[spec, pl.BlockSpec(memory_space=pl.ANY)],
             scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32), pltpu.SemaphoreType.DMA],
-        )  # fmt: skip
+        )
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, pages)]
         call = pl.pallas_call(kernel, grid_spec=grid, out_shape=shapes, input_output_aliases={2: 1})
         pages = pltpu.with_memory_space_constraint(pages, pltpu.HBM)

@@ -15,19 +15,29 @@ from tilewright.workers.child.launch import ROOT
 
 STYLES = Path(__file__).with_name("styles.py")
 CALLS = {
-    "shared": "f32[30, 20], i64[30] < 5", "kept_rows": "f32[30, 20], i64[30] < 5",
-    "first_rows": "i64[30] < 5", "cubed": "f32[30, 50]",
-    "halved": "f32[30, 20]", "tripled": "f32[30, 20]",
+    "shared": "f32[30, 20], i64[30] < 5",
+    "kept_rows": "f32[30, 20], i64[30] < 5",
+    "first_rows": "i64[30] < 5",
+    "cubed": "f32[30, 50]",
+    "halved": "f32[30, 20]",
+    "tripled": "f32[30, 20]",
     "filled": "f32[4, 20], i64[4].distinct() < 30, f32[30, 20]",
-    'maker(factor=3)["tripled"]': "f32[30, 20]", "scaled_by": "f32[30, 20], f32[]",
-    "into": "f32[30, 20], f32[], f16[30, 20]", "lower": "f32[64, 32], f32[64, 32]",
-    "in_parts": "f32[30, 20]", "some_rows": "f32[30, 20], rows=30",
-    "magnitudes": "bf16[30, 20]", "ranked": "f32[30, 20]", "together": "f32[30, 20], f32[]",
-    "scores": "f16[30, 64], f16[20, 64]", "heads": "f32[32, 200, 16], f32[8, 200, 16]", "moved": "f32[30, 32]",
+    'maker(factor=3)["tripled"]': "f32[30, 20]",
+    "scaled_by": "f32[30, 20], f32[]",
+    "into": "f32[30, 20], f32[], f16[30, 20]",
+    "lower": "f32[64, 32], f32[64, 32]",
+    "in_parts": "f32[30, 20]",
+    "some_rows": "f32[30, 20], rows=30",
+    "magnitudes": "bf16[30, 20]",
+    "ranked": "f32[30, 20]",
+    "together": "f32[30, 20], f32[]",
+    "scores": "f16[30, 64], f16[20, 64]",
+    "heads": "f32[32, 200, 16], f32[8, 200, 16]",
+    "moved": "f32[30, 32]",
     "by_assembly": "f32[30, 20]",
     "clocked": "f32[30, 20]",
     "ended": "f16[4, 32, 16], f16[4, 64, 16], i32[4] in [1, 65]",
-}  # fmt: skip
+}
 
 CHILD = """
 import json, sys
@@ -89,9 +99,14 @@ def answers(tmp_path_factory):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     request = json.dumps([str(STYLES), CALLS, part_of(load_target("h200"))])
     child = subprocess.run(
-        [sys.executable, "-c", CHILD], input=request, capture_output=True, text=True, env=environment, check=False,
+        [sys.executable, "-c", CHILD],
+        input=request,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
         cwd=tmp_path_factory.mktemp("modules"),
-    )  # fmt: skip
+    )
     assert child.returncode == 0, child.stderr[-2000:]
     return json.loads(child.stdout.splitlines()[-1])
 
@@ -99,17 +114,13 @@ def answers(tmp_path_factory):
 @pytest.mark.parametrize("name", [n for n in CALLS if n not in ("kept_rows", "first_rows", "clocked")])
 def test_it_is_a_module_that_computes_the_same(answers, name):
     assert answers[name]["refusals"] == []
-    assert answers[name]["error"] < (
-        2**-8 if name in ("magnitudes", "into") else 1e-5
-    )  # these are rounded to 16 bits
+    assert answers[name]["error"] < (2**-8 if name in ("magnitudes", "into") else 1e-5)  # these are rounded to 16 bits
 
 
 def test_a_value_read_from_a_tensor_is_loaded_by_the_kernel(answers):
     source = answers["shared"]["source"]
     assert "item" not in source and "share = 1.0 / tl.load(share_ptr0)" in source
-    assert any(
-        "condition on a tensor's values is taken as met" in line for line in answers["shared"]["left_out"]
-    )
+    assert any("condition on a tensor's values is taken as met" in line for line in answers["shared"]["left_out"])
 
 
 def test_heads_that_share_others_are_few_and_one_length_is_one_dimension(answers):

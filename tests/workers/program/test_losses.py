@@ -47,7 +47,7 @@ CHANGES = {
     "ends in NaN": lambda curve, drawn: [*curve[:19], math.nan],
     "a tenth more": lambda curve, drawn: [1.1 * v for v in curve],
     "leaves at the end": lambda curve, drawn: [*curve[:15], *(v + 5 for v in curve[15:])],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,7 @@ def test_of_steps_that_a_last_bit_throws_elsewhere_what_leans_is_refused_and_wha
 def test_steps_that_a_last_bit_throws_elsewhere_are_judged_by_what_it_changes() -> None:
     drawn, own = random.Random(1), [[12 * 0.9**step for step in range(20)]] * 16
     nudged, ours = ([[v * (1 + drawn.gauss(0, 0.05)) for v in curve] for curve in own] for _ in range(2))
-    assert (
-        not loss_test(own[:3], ours[:3], True, 40.0).passes
-        and loss_test(own, ours, True, 40.0, nudged).passes
-    )
+    assert not loss_test(own[:3], ours[:3], True, 40.0).passes and loss_test(own, ours, True, 40.0, nudged).passes
     for change in CHANGES.keys() - {"rounding", "2 % slower", "a tenth more"}:
         changed = [CHANGES[change](curve, drawn) for curve in own]
         assert not loss_test(own, changed, True, 40.0, nudged).passes, change
@@ -164,7 +161,11 @@ WRONG_CALLS = {
     "an argument that was to be written": (over, lambda a, b: 2 * a + b, (HALF, NOISE[:6]), "dB"),
     "what aliases it": (over, lambda a, b: a.mul_(2) + 0.5 * b, (HALF, HALF), "dB"),
     "what is written over after it was returned": (
-        wiped, lambda a: wiped(a, 1.1), (HALF.clone().requires_grad_(),), "dB"),
+        wiped,
+        lambda a: wiped(a, 1.1),
+        (HALF.clone().requires_grad_(),),
+        "dB",
+    ),
     "every other column": (lambda a: a * 1, lambda a: a * (1 if a.is_contiguous() else 1.1), (HALF[:, ::2],), "dB"),
     "an imaginary part": (lambda a: torch.complex(a, a), lambda a: torch.complex(a, 1.2 * a), (HALF,), "dB"),
     "a conjugate": (lambda a: (a * 1j).conj(), lambda a: a * 1j, (HALF,), "dB"),
@@ -172,7 +173,7 @@ WRONG_CALLS = {
     "what an object holds": (lambda a: Pair(2 * a), lambda a: Pair(2.1 * a), (HALF,), "dB"),
     "a parameter's": (lambda a: a * 2, lambda a: a * 2.1, (torch.nn.Parameter(HALF.clone()),), "dB"),
     "without gradients": (lambda a: a * 2, lambda a: a * (2 + torch.is_grad_enabled() - 0.5), (HALF,), "dB"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG_CALLS)
@@ -182,11 +183,7 @@ def test_a_call_s_wrong_answer_is_found_wherever_it_lies(name: str) -> None:
     with torch.set_grad_enabled("without" not in name):
         watch.stand_in(lambda *args: None)(*given)
     (call,) = watch.kept.values()
-    first, nudged, again = (
-        answers(call, original),
-        answers(call, original, nudged=True),
-        answers(call, original),
-    )
+    first, nudged, again = (answers(call, original), answers(call, original, nudged=True), answers(call, original))
     assert not gradient_fault(first, nudged, again)
     served = Option("m", "f", "rows", 1, watch.seen)
     stand_in, served.installed = served.stand_in(lambda *args, rows: changed(*args)), True
@@ -194,9 +191,7 @@ def test_a_call_s_wrong_answer_is_found_wherever_it_lies(name: str) -> None:
 
 
 NORM_CODE = tomllib.loads((Path(__file__).parent / "programs.toml").read_text())["norm"]
-HONEST = {
-    "out": "x.float() * r * w", "dx": "dx", "dw": "dw", "dtype": "x.dtype", "result": "Norm.apply(x, w)",
-}  # fmt: skip
+HONEST = {"out": "x.float() * r * w", "dx": "dx", "dw": "dw", "dtype": "x.dtype", "result": "Norm.apply(x, w)"}
 NORMS = {
     "as it was": ({}, ""),
     "rounded at other places": ({"out": "(x * r).to(x.dtype) * w.float()"}, ""),
@@ -208,7 +203,7 @@ NORMS = {
     "a tuple of it": ({"result": "(Norm.apply(x, w),)"}, "where the original gives result as *"),
     "a term is missing": ({"dx": "r * g"}, "dB from the original's"),
     "noise": ({"dx": "dx + 0.1 * dx.norm() / dx.numel() ** 0.5 * noise"}, "dB from the original's"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -241,10 +236,7 @@ def test_a_wrong_function_is_found_in_a_step_that_a_last_bit_throws_elsewhere(
     proof = proof_of("chaotic", step, setup, tmp_path / "norm.py", "norm")
     proof.check_answers()
     proof._check_program()
-    assert [why in row["why"] for row in proof.left_out] == ([True] if why else []), (
-        proof.left_out,
-        proof.notes,
-    )
+    assert [why in row["why"] for row in proof.left_out] == ([True] if why else []), (proof.left_out, proof.notes)
 
 
 def proof_of(module: str, step: Any, setup: Any, file: Path, name: str) -> Proof:
@@ -282,11 +274,7 @@ def test_a_function_is_found_wrong_on_whichever_kind_of_call(
 
     def step(state: Any) -> Any:
         made = [module.scaled(x).sum() for x in state]
-        return (
-            sum(made)
-            if kind == "real"
-            else [sum(made) * 1j, complex(0, made[-1]), made[-1][None].to_sparse()]
-        )
+        return sum(made) if kind == "real" else [sum(made) * 1j, complex(0, made[-1]), made[-1][None].to_sparse()]
 
     proof = proof_of(
         "several", step, lambda: [torch.ones(n, 3) for n in range(1, 10)], tmp_path / "several.py", "scaled"

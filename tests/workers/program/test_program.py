@@ -27,9 +27,12 @@ def {name}(out, x, factor, n, BLOCK: tl.constexpr):
     {before}tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < {end})
 """
 KINDS = {
-    "slower": ("for _ in range(12): ", "n"), "same": ("", "n"), "wrong": ("", "tl.minimum(n, 100)"),
-    "beyond": ("", "2 * n"), "raising": ("tl.static_assert(BLOCK < 16); ", "n"),
-}  # fmt: skip
+    "slower": ("for _ in range(12): ", "n"),
+    "same": ("", "n"),
+    "wrong": ("", "tl.minimum(n, 100)"),
+    "beyond": ("", "2 * n"),
+    "raising": ("tl.static_assert(BLOCK < 16); ", "n"),
+}
 WINNERS = """
 from tilewright.library.launch_replacement import Replacement
 import triton
@@ -67,9 +70,10 @@ def scale(x):
     return Doubled.apply(x){detached} if len(x) == 3 else SERVED["function"](x)
 """
 TUNED_CASES = {
-    "winner": ("2.0", "", ""), "wrong winner": ("2.1", "", "results and gradients are 26.0 dB"),
+    "winner": ("2.0", "", ""),
+    "wrong winner": ("2.1", "", "results and gradients are 26.0 dB"),
     "winner without a gradient": ("2.0", ".detach()", "it gives nothing where the original gives argument 0"),
-}  # fmt: skip
+}
 
 
 REFUSED = {
@@ -125,9 +129,13 @@ def ran(folder: Path, code: str, *arguments: str, **variables: str) -> str:
     paths = f"{ROOT}:{folder}:{known.get('PYTHONPATH', '')}"
     own = {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments], cwd=folder, capture_output=True, text=True,
-        env={**known, **own, **variables}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**known, **own, **variables},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -184,8 +192,9 @@ def test_the_record_says_every_launch(answers: dict[str, Any]) -> None:
 def test_a_tuner_s_kernel_is_searched_and_one_behind_addresses_is_not(answers: dict[str, Any]) -> None:
     found = answers["packaged"]
     assert [(row["name"], "addresses" in row["left"]) for row in found["record"]["rows"]] == [
-        ("tuned_kernel", False), ("pointer_kernel", True),
-    ]  # fmt: skip
+        ("tuned_kernel", False),
+        ("pointer_kernel", True),
+    ]
     assert [(row["kernel"], row["tried"] > 0) for row in found["found"]] == [("tuned_kernel", True)]
     (text,) = found["replacements"]
     assert "('float', '0.5')" in text and "'EVEN': True" in text
@@ -199,9 +208,7 @@ def test_an_output_whose_memory_holds_the_answer_already_is_known_as_one(answers
 def test_launches_that_cost_the_host_go_straight_to_what_was_compiled(answers: dict[str, Any]) -> None:
     proof = answers["heavy"]["proof"]
     (kept,) = proof["kept"]
-    assert (
-        "straight to what was compiled" in kept["label"] and kept["interval"][0] > 1.2 and kept["calls"] > 0
-    )
+    assert "straight to what was compiled" in kept["label"] and kept["interval"][0] > 1.2 and kept["calls"] > 0
     assert "heavy_kernel" in answers["heavy"]["replacements"][0]
 
 
@@ -230,8 +237,9 @@ def test_a_device_tells_steps_that_differ_from_one_that_waits(folder: Path) -> N
     requests = {step: {"step": step, "part": "prove", "setup": "OnDevice", "seconds": 1} for step in steps}
     answers = asked(folder, requests, interpret="0")
     assert {step: answers[step].get("why", "").partition(f"{step} ")[2].partition(";")[0] for step in steps} == {
-        **DEVICE_REFUSED, "waits": "",
-    }  # fmt: skip
+        **DEVICE_REFUSED,
+        "waits": "",
+    }
     assert "waits for the device (1 times a step)" in answers["waits"]["record"]["faults"]
 
 
@@ -249,9 +257,11 @@ def test_a_stream_that_runs_ahead_of_the_other_is_seen() -> None:
 NO_WINNERS = {
     '{"original": ("a.py", "", "a", "f")}': "of an earlier tilewright: KeyError: 'winner'; tune the function again",
     '{"original": ("a.py", "", "a", "K.forward"), "winner": "g"}': "is the winner of K.forward",
-    '{"original": 3, "winner": "g"}': "is no winner's module", "{": "SyntaxError", "None": "KeyError: 'original'",
+    '{"original": 3, "winner": "g"}': "is no winner's module",
+    "{": "SyntaxError",
+    "None": "KeyError: 'original'",
     "dict(original=1)": "ValueError",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("served", NO_WINNERS)
@@ -265,9 +275,7 @@ def test_a_file_that_is_no_winner_is_refused_in_a_sentence_and_one_may_name_a_wi
     with pytest.raises(main.BadStep, match=NO_WINNERS[served]):
         main._winner_of(tmp_path / "won.py")
     named = tmp_path / f"names_{len(served)}.py"
-    named.write_text(
-        "from tilewright.library.launch_replacement import *\nREPLACEMENTS = [Winner('a', 'f', 'won.py')]"
-    )
+    named.write_text("from tilewright.library.launch_replacement import *\nREPLACEMENTS = [Winner('a', 'f', 'won.py')]")
     assert [r.file for r in main._of_file(named)] == [str(tmp_path / "won.py")]
 
 
@@ -314,9 +322,7 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
         kept["options"][option] = {}  # its process died while it tried it
     (folder / "pieces_faster").mkdir()
     (folder / "pieces_faster" / "search.json").write_text(json.dumps(kept))
-    printed = ran(
-        folder, COMMAND, "program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "3"
-    )
+    printed = ran(folder, COMMAND, "program", "program.py:pieces", "tune", "--setup", "setup", "--seconds", "3")
     assert "cut(apart=" in printed and not (folder / "pieces_faster" / "faster.py").exists()
     assert "1 launch(es) as an earlier search found them" in printed and "rows=" not in printed
     home = folder / ".tilewright"
@@ -329,9 +335,7 @@ def test_status_and_mlflow_know_a_program_and_a_search_goes_on_where_it_stopped(
     assert parent.data.metrics["step_ms"] > 0 and child.data.metrics["kernel_gain"] == 1
     later = {"params": {"configuration": "found later"}, "metrics": {}}
     kernel = {"key": child.data.tags[LAUNCH], "name": child.info.run_name, **later}
-    write_program(
-        {"uid": parent.data.tags[UID], "name": "", **later, "files": [], "kernels": [kernel]}, client, None
-    )
+    write_program({"uid": parent.data.tags[UID], "name": "", **later, "files": [], "kernels": [kernel]}, client, None)
     assert runs_of(client)[1].data.tags["configuration"] == "found later", "written twice, there once"
 
 

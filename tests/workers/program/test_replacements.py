@@ -55,12 +55,18 @@ def module() -> Iterator[Any]:
 X = torch.arange(64.0)
 ARGS = {"out": torch.zeros(4, 8), "x": X[:32].view(4, 8), "n": 4, "eps": 1e-5, "BLOCK": 16}
 OTHER = {
-    "dtype": {"x": torch.zeros(4, 8, dtype=torch.bfloat16)}, "shape": {"x": X[:8].view(1, 8)},
-    "stride": {"x": X.view(4, 16)[:, :8]}, "alignment": {"x": X[1:33].view(4, 8)},
-    "overlapping": {"out": X[16:48].view(4, 8)}, "integer": {"n": 5},
-    "compiled in": {"eps": 1e-6}, "option": {"num_warps": 8}, "in place": {"x": ARGS["out"]},
-    "address": {"n": X.data_ptr()}, "not compared": {"n": [4]},
-}  # fmt: skip
+    "dtype": {"x": torch.zeros(4, 8, dtype=torch.bfloat16)},
+    "shape": {"x": X[:8].view(1, 8)},
+    "stride": {"x": X.view(4, 16)[:, :8]},
+    "alignment": {"x": X[1:33].view(4, 8)},
+    "overlapping": {"out": X[16:48].view(4, 8)},
+    "integer": {"n": 5},
+    "compiled in": {"eps": 1e-6},
+    "option": {"num_warps": 8},
+    "in place": {"x": ARGS["out"]},
+    "address": {"n": X.data_ptr()},
+    "not compared": {"n": [4]},
+}
 
 
 def replacement(winner: Any = None) -> Replacement:
@@ -121,13 +127,8 @@ def test_a_kernel_whose_global_values_changed_is_launched_by_triton(module: Any)
 
 
 def test_only_what_a_tuner_or_heuristics_look_at_is_launched_directly() -> None:
-    kernel, facts = (
-        Kernel(nothing),
-        {"module": "m", "name": "n", "key": (), "values": 1, "left": "", "chosen": {}},
-    )
-    launches: Any = [
-        SimpleNamespace(outer=k, number=0, **facts) for k in (kernel, SimpleNamespace(fn=kernel))
-    ]
+    kernel, facts = (Kernel(nothing), {"module": "m", "name": "n", "key": (), "values": 1, "left": "", "chosen": {}})
+    launches: Any = [SimpleNamespace(outer=k, number=0, **facts) for k in (kernel, SimpleNamespace(fn=kernel))]
     assert [len(_replacements([], [of])) for of in launches] == [0, 1]
 
 
@@ -157,10 +158,12 @@ def test_every_name_is_restored_whatever_came_between(module: Any) -> None:
 
 
 CALLS = {
-    "other strides": lambda x: x.t().contiguous().t(), "differentiated": lambda x: x.clone().requires_grad_(),
-    "elsewhere": lambda x: x.to("meta"), "another class": lambda x: x.as_subclass(type("Own", (torch.Tensor,), {})),
+    "other strides": lambda x: x.t().contiguous().t(),
+    "differentiated": lambda x: x.clone().requires_grad_(),
+    "elsewhere": lambda x: x.to("meta"),
+    "another class": lambda x: x.as_subclass(type("Own", (torch.Tensor,), {})),
     "sparse": lambda x: x.to_sparse(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", CALLS)
@@ -182,19 +185,14 @@ def test_a_call_that_was_not_recorded_keeps_its_option(module: Any, what: str) -
     assert seen == [8, 2, 2, 2, 2, 2, 2]
 
 
-def test_layers_that_are_taken_away_in_any_order_leave_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_that_are_taken_away_in_any_order_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     linear, x = torch.nn.functional.linear, torch.ones(2, 4)
     first, second = LinearLayers([(2, 4, 4)]), LinearLayers([(2, 4, 4)])
     first.install()
     known = torch.nn.functional.linear
     second.install()
     first.uninstall()
-    assert torch.nn.functional.linear(x, torch.ones(4, 4)).sum() == 32 and (first.others, second.others) == (
-        0,
-        1,
-    )
+    assert torch.nn.functional.linear(x, torch.ones(4, 4)).sum() == 32 and (first.others, second.others) == (0, 1)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     torch.nn.functional.linear(x, torch.ones(4, 4))
     assert (first.others, second.others) == (0, 1), "torch.compile would compile again for each other count"
@@ -211,9 +209,7 @@ def tuned(x):
 """
 
 
-def test_a_tuned_function_stands_under_every_name_and_gives_other_calls_back(
-    module: Any, tmp_path: Path
-) -> None:
+def test_a_tuned_function_stands_under_every_name_and_gives_other_calls_back(module: Any, tmp_path: Path) -> None:
     class Base:
         apply = classmethod(lambda cls, x: (cls.__name__, x))
 
@@ -229,9 +225,7 @@ def test_a_tuned_function_stands_under_every_name_and_gives_other_calls_back(
             known = module.doubled
             for one in (module.doubled, module.alias, module.Own.apply, module.of_class):
                 assert one(3) == 6
-            assert {
-                name: (module.doubled if name == "doubled" else module.Own.apply)(4) for name in names
-            } == names
+            assert {name: (module.doubled if name == "doubled" else module.Own.apply)(4) for name in names} == names
             assert Base.apply(3) == ("Base", 3)
         assert module.doubled is module.alias is original and module.of_class == module.Own.apply
         assert module.Own.apply(3) == ("Own", 3) and "apply" not in vars(module.Own)
@@ -329,9 +323,7 @@ def test_arms_are_as_often_first_as_last(count: int) -> None:
     arms = {str(n): lambda n=n: [float(order.append(n) or 1)] for n in range(count)}  # type: ignore[misc]
     turns.take_turns(arms, least=2 * count)
     ends = [(order[at], order[at + count - 1]) for at in range(0, len(order), count)]
-    assert all(
-        [first for first, _ in ends].count(n) == [last for _, last in ends].count(n) > 0 for n in range(count)
-    )
+    assert all([first for first, _ in ends].count(n) == [last for _, last in ends].count(n) > 0 for n in range(count))
 
 
 def test_rounds_that_were_interrupted_hardly_move_the_interval_and_chance_is_no_gain() -> None:
@@ -346,9 +338,7 @@ def test_rounds_that_were_interrupted_hardly_move_the_interval_and_chance_is_no_
     assert turns.middle(steady[:5]).low == 0.0, "five rounds say nothing"
 
 
-@pytest.mark.parametrize(
-    ("noise", "gained", "share"), [(0.002, 0.04, 1.0), (0.03, 0.04, 0.9), (0.12, 0.04, 0.5)]
-)
+@pytest.mark.parametrize(("noise", "gained", "share"), [(0.002, 0.04, 1.0), (0.03, 0.04, 0.9), (0.12, 0.04, 0.5)])
 def test_an_option_is_tried_more_often_where_rounds_are_far_apart(
     monkeypatch: pytest.MonkeyPatch, noise: float, gained: float, share: float
 ) -> None:
@@ -399,9 +389,7 @@ def test_bursts_fit_the_budget_and_are_shorter_where_the_device_waits(
     monkeypatch.setattr(Event, "seen", seen)
     monkeypatch.setattr(turns, "gc", mock.Mock())
     clock = [0.0]
-    monkeypatch.setattr(
-        turns, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
-    )
+    monkeypatch.setattr(turns, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0]))
 
     def step() -> None:
         clock[0] += 0.02

@@ -36,32 +36,48 @@ WAITED_LATE = (
 )
 READ = "over shared memory that a product may still read"
 PLANTED = {
-    "a stage is read before its copy has landed":
-        (RIGHT.replace(CONSUMER, without(r"mbarrier\.wait\(ready\.index\(stage\), phase\)", CONSUMER)),
-         "a product by .* that (a copy .* may still write|nothing has written)"),
-    "a stage is overwritten while products read it":
-        (without(r"mbarrier\.wait\(empty\w*\.index\(stage\), phase\)"), f"{READ}|arrivals"),
+    "a stage is read before its copy has landed": (
+        RIGHT.replace(CONSUMER, without(r"mbarrier\.wait\(ready\.index\(stage\), phase\)", CONSUMER)),
+        "a product by .* that (a copy .* may still write|nothing has written)",
+    ),
+    "a stage is overwritten while products read it": (
+        without(r"mbarrier\.wait\(empty\w*\.index\(stage\), phase\)"),
+        f"{READ}|arrivals",
+    ),
     "a stage is given back before its product is waited for": (re.sub(WAITED_LATE, r"\3\n\1\2\n", RIGHT), READ),
-    "a product's result is used before it is waited for":
-        (re.sub(r"\n.*deps=\(piece_product_0,\).*", "", RIGHT, count=1), "used before it is waited for"),
-    "a stage is never given back":
-        (without(r"mbarrier\.arrive\(empty\w*\.index\(stage\), count=1\)"), "deadlock: .* for barrier"),
+    "a product's result is used before it is waited for": (
+        re.sub(r"\n.*deps=\(piece_product_0,\).*", "", RIGHT, count=1),
+        "used before it is waited for",
+    ),
+    "a stage is never given back": (
+        without(r"mbarrier\.arrive\(empty\w*\.index\(stage\), count=1\)"),
+        "deadlock: .* for barrier",
+    ),
     "more bytes are expected than come": (swapped(BYTES, "CONSUMERS * A_BYTES + B_BYTES + 16)"), "deadlock"),
     "fewer bytes are expected than come": (swapped(BYTES, "CONSUMERS * A_BYTES)"), "may still write|bytes"),
     "the first phase of the producer is the other one": (swapped("phase = 1", "phase = 0"), "deadlock"),
-    "a copy reads what no fence has published":
-        (re.sub(r"( +slot\.store\(.*\n) +fence_async_shared\(\)\n", r"\1", RIGHT), "without fence_async_s"),
-    "a slot is written while a copy reads it":
-        (without(r"tma\.store_wait\(SLOTS - 1\)", ONE),
-         "a store by .* over shared memory that a copy to global memory may still read"),
-    "a program ends before its stores have read":
-        (re.sub(r"\n    tma\.store_wait\(0\)\n", "\n", RIGHT), "a program ends while a copy"),
-    "copies are asked for before barriers are published":
-        (re.sub(r"\n    fence_async_shared\(\)\n", "\n", RIGHT), "not fenced off for copies"),
-    "scales are read past their end":
-        (swapped("safe = gl.minimum(row, M - 1)", "safe = row + 1"), "a load outside of its tensor"),
+    "a copy reads what no fence has published": (
+        re.sub(r"( +slot\.store\(.*\n) +fence_async_shared\(\)\n", r"\1", RIGHT),
+        "without fence_async_s",
+    ),
+    "a slot is written while a copy reads it": (
+        without(r"tma\.store_wait\(SLOTS - 1\)", ONE),
+        "a store by .* over shared memory that a copy to global memory may still read",
+    ),
+    "a program ends before its stores have read": (
+        re.sub(r"\n    tma\.store_wait\(0\)\n", "\n", RIGHT),
+        "a program ends while a copy",
+    ),
+    "copies are asked for before barriers are published": (
+        re.sub(r"\n    fence_async_shared\(\)\n", "\n", RIGHT),
+        "not fenced off for copies",
+    ),
+    "scales are read past their end": (
+        swapped("safe = gl.minimum(row, M - 1)", "safe = row + 1"),
+        "a load outside of its tensor",
+    ),
     "an operand lies the other way": (swapped(".permute((1, 0)), nothing", ", nothing"), "a product of"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +114,7 @@ def test_gluon_seeds_pass_their_gates_in_the_emulator(station):
         ("gemm_fp8_blockwise/quant_128x128_dual", "quant_blocks_dual", {}),
         ("gemm_mxfp8_out/normal", "fused_ws", {"split": 2, "block_n": 128}),
         ("mx_cast/mxfp8_both", "cast8_tma", {"leave": "tma", "slots": 2, "group_m": 4}),
-    ]  # fmt: skip
+    ]
     for name, kernel, params in cases:
         operator = load_operator(name)
         ragged = kernel == "fused_ws"  # there it loads its scales by a loop's number

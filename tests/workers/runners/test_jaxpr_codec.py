@@ -163,7 +163,7 @@ BODIES = {
             c[...] = lax.dot_general(a[...], b[...], (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST,
                 preferred_element_type=F32)
         return call(body)(x, y)""",
-}  # fmt: skip
+}
 
 
 def tensor(name):
@@ -220,7 +220,7 @@ CALLBACKS = {
             pl.debug_print('x')
             c[...] = a[...]
         return call(body)(x, y)""",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
@@ -250,12 +250,25 @@ def changed(data, path, value):
 
 
 EVIL = (
-    None, 7, "os", [], {}, {"o": "object", "v": {}}, {"o": "CompilerParams", "v": {"flags": None}},
+    None,
+    7,
+    "os",
+    [],
+    {},
+    {"o": "object", "v": {}},
+    {"o": "CompilerParams", "v": {"flags": None}},
     {"e": ["Precision", "mro"]},
-    {"dt": "object"}, {"T": "dict", "x": [1], "c": []}, {"cr": 99}, {"a": 99},
+    {"dt": "object"},
+    {"T": "dict", "x": [1], "c": []},
+    {"cr": 99},
+    {"a": 99},
     {"sa": [[1 << 60], {"dt": "float32"}, False, False, None]},
-    {"t": [{"t": [{"t": []}]}]}, {"f": "nonsense"}, {"x": 1}, -1, ["debug_callback", [], {}, [], []],
-)  # fmt: skip
+    {"t": [{"t": [{"t": []}]}]},
+    {"f": "nonsense"},
+    {"x": 1},
+    -1,
+    ["debug_callback", [], {}, [], []],
+)
 
 
 @pytest.mark.parametrize("name", ["blocks", "copies", "prefetched"])

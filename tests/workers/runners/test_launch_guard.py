@@ -19,12 +19,15 @@ from tilewright.workers.runners.triton.launch_guard import (  # noqa: E402
 )
 
 FOREIGN = {
-    "cast": lambda x: x.to(torch.float16), "product": lambda x: x.transpose(0, 1).dot(x),
-    "sum": lambda x: x.sum(), "copy by reshape": lambda x: x.transpose(0, 1).reshape(-1),
+    "cast": lambda x: x.to(torch.float16),
+    "product": lambda x: x.transpose(0, 1).dot(x),
+    "sum": lambda x: x.sum(),
+    "copy by reshape": lambda x: x.transpose(0, 1).reshape(-1),
     "write by index": lambda x: x.view(-1).__setitem__(0, x[1, 1]),
-    "branch on data": lambda x: 1 if x[0, 0] > 0 else 2, "truth of a value": lambda x: bool(x[0, 0]),
+    "branch on data": lambda x: 1 if x[0, 0] > 0 else 2,
+    "truth of a value": lambda x: bool(x[0, 0]),
     "zeros of a value": lambda x: torch.zeros_like(x) + 1,
-}  # fmt: skip
+}
 ALLOWED = {
     "views": lambda x: x.view(-1)[3:9].reshape(2, 3).transpose(0, 1).unsqueeze(0).squeeze(0),
     "fresh": lambda x: (torch.empty(3, 5), torch.empty_like(x), torch.zeros((2, 2), dtype=torch.int32)),
@@ -80,9 +83,7 @@ def test_a_tensor_has_no_text_under_the_guard(write):
 def test_memory_is_nan_and_something_else_in_turn():
     """What tells fresh memory by its looks meets another kind of it in the next call."""
     drawn = [poisons(4) for _ in range(64)]
-    assert all(
-        sorted((a == POISON, b == POISON)) == [False, True] for four in drawn for a, b in pairwise(four)
-    )
+    assert all(sorted((a == POISON, b == POISON)) == [False, True] for four in drawn for a, b in pairwise(four))
     assert {four[0] == POISON for four in drawn} == {True, False}
     others = {fill for four in drawn for fill in four}
     assert KEPT in others and len(others) > 20 and all(KEPT <= fill <= POISON for fill in others)

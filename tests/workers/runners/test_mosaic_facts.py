@@ -85,9 +85,7 @@ def _looped(bound):
     )
 
 
-@pytest.mark.parametrize(
-    "bound", ["step * 256 // 128", "(step * 100 + 50) // 96 + step * 7 % 3"],
-)  # fmt: skip
+@pytest.mark.parametrize("bound", ["step * 256 // 128", "(step * 100 + 50) // 96 + step * 7 % 3"])
 def test_scalars_are_simulated_without_divisions(away, bound):
     """The simulator cannot follow them: what is simulated has none, and does the same products."""
     turns = {"step * 256 // 128": [0, 2, 4, 6], "(step * 100 + 50) // 96 + step * 7 % 3": [0, 2, 4, 3]}[bound]
@@ -109,9 +107,7 @@ def test_a_loop_goes_on_while_known_tables_say_so(away):
 def test_copies_are_of_the_sizes_that_known_tables_say(away):
     found, copies, unknown = away(ir.copied, [8, 40, 0, 24, 16, 40, 8])  # of which every other one is copied
     assert found["data_branches"] == 0 and (copies, unknown) == (2, False)
-    found, copies, unknown = away(
-        ir.copied, [8, 40, 0, 24], begun=False
-    )  # whatever scratch holds would decide
+    found, copies, unknown = away(ir.copied, [8, 40, 0, 24], begun=False)  # whatever scratch holds would decide
     assert found["data_branches"] == 1 and (copies, unknown) == (1, True)
 
 

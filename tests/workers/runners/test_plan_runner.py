@@ -85,9 +85,7 @@ def served(runner, kind, *tags, workload=WORKLOAD, plan=None, **changes):
     """Answers to a job on a workload; ``plan`` are the bytes sent in the place of a plan's."""
     rng, name = np.random.default_rng(3), workload["id"]
     arrays = {f"{name}/{place}x": rng.standard_normal(SHAPE, np.float32) for place in ("gauss/", "")}
-    data = {
-        "entries": [{"id": tag} for tag in tags], "workloads": [workload], "seed": 5, "rounds": 2, "calls": 3,
-    }  # fmt: skip
+    data = {"entries": [{"id": tag} for tag in tags], "workloads": [workload], "seed": 5, "rounds": 2, "calls": 3}
     data["check"] = [{"workload": name, "kinds": ["gauss"]}]
     blobs = {f"plan/{tag}/{name}": plan or plan_of(tag, **changes).to_bytes() for tag in tags}
     found: list[Frame] = []

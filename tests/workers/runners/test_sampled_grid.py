@@ -23,10 +23,14 @@ def _call(body, x, semantics, scratch=(), grid=(8, 2), **options):
     """A kernel over blocks [128, 128] of ``x``."""
     spec = pl.BlockSpec((128, 128), lambda i, j: (i, j))
     return pl.pallas_call(
-        body, grid=grid, in_specs=[spec], out_specs=options.get("out", spec),
-        out_shape=jax.ShapeDtypeStruct(options.get("shape", x.shape), F32), scratch_shapes=list(scratch),
+        body,
+        grid=grid,
+        in_specs=[spec],
+        out_specs=options.get("out", spec),
+        out_shape=jax.ShapeDtypeStruct(options.get("shape", x.shape), F32),
+        scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
-    )(x)  # fmt: skip
+    )(x)
 
 
 def places_told(x):
@@ -61,8 +65,8 @@ def summed(x):
         o[...] += a[...]
 
     return _call(
-        body, x, ("parallel", "arbitrary"), out=pl.BlockSpec((128, 128), lambda i, j: (i, 0)), shape=(1000, 128),
-    )  # fmt: skip
+        body, x, ("parallel", "arbitrary"), out=pl.BlockSpec((128, 128), lambda i, j: (i, 0)), shape=(1000, 128)
+    )
 
 
 def looked_up(x):
@@ -71,9 +75,7 @@ def looked_up(x):
     spec = pl.BlockSpec((128, 256), lambda i, table: (table[i], 0))
     return pl.pallas_call(
         lambda table, a, o: o.__setitem__(..., a[...] + table[pl.program_id(0)]),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1, grid=(8,), in_specs=[spec], out_specs=spec
-        ),
+        grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(8,), in_specs=[spec], out_specs=spec),
         out_shape=jax.ShapeDtypeStruct(x.shape, F32),
     )(table, x)
 
@@ -103,11 +105,7 @@ def steps(monkeypatch):
 
 @pytest.mark.parametrize(
     ("function", "where", "run"),
-    [
-        (places_told, (ROWS, COLUMNS), [4]),
-        (summed, (ROWS, COLUMNS[:1]), [4]),
-        (looked_up, (ROWS, COLUMNS), [2]),
-    ],
+    [(places_told, (ROWS, COLUMNS), [4]), (summed, (ROWS, COLUMNS[:1]), [4]), (looked_up, (ROWS, COLUMNS), [2])],
 )
 def test_chosen_elements_are_those_of_the_whole_run_for_the_steps_they_need(function, where, run, steps):
     found, whole, _ = _found(function, where)

@@ -37,9 +37,7 @@ _LONG = dict(pair.split("=") for pair in _NAMED.split())
 DTYPES: Mapping[str, str] = {**_LONG, **{name: name for name in _LONG.values()}}
 
 SHORT = {
-    long: short
-    for short, long in reversed(list(DTYPES.items()))
-    if short != long and short[:2] not in ("fp", "ha")
+    long: short for short, long in reversed(list(DTYPES.items())) if short != long and short[:2] not in ("fp", "ha")
 }
 """The usual short name of a dtype."""
 
@@ -181,9 +179,7 @@ def parse(text: str) -> Call:
     try:
         node = ast.parse(f"f({_EMPTY_SHAPE.sub('[()]', text)})", mode="eval").body
     except SyntaxError as error:
-        raise BadCall(
-            f'--args: {text!r} cannot be read; write for example "f32[4096, 1024], dim=1"'
-        ) from error
+        raise BadCall(f'--args: {text!r} cannot be read; write for example "f32[4096, 1024], dim=1"') from error
     assert isinstance(node, ast.Call)
     keywords = {str(k.arg): _value(k.value) for k in node.keywords}
     return Call(tuple(_value(a) for a in node.args), keywords)
@@ -192,11 +188,7 @@ def parse(text: str) -> Call:
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         return _tensor(node, node.value.id)
-    if (
-        isinstance(node, ast.Compare)
-        and len(node.ops) == 1
-        and isinstance(node.ops[0], ast.Lt | ast.GtE | ast.In)
-    ):
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Lt | ast.GtE | ast.In):
         return _tensor_with_bounds(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = _value(node.left), _value(node.right)
@@ -296,10 +288,7 @@ def _tensor_with_form(node: ast.Call, called: ast.Attribute) -> TensorArgument:
     fits = {
         "permute": plain and all(type(n) is int for n in given) and sorted(given) == list(range(rank)),
         "sums": plain and counts and len(given) == 1,
-        **{
-            f: integers and counts and rank == 1 and tensor.shape[0] > 1 and len(given) in (1, 2)
-            for f in PARTS
-        },
+        **{f: integers and counts and rank == 1 and tensor.shape[0] > 1 and len(given) in (1, 2) for f in PARTS},
         DISTINCT: integers and not given,
         SOFTMAX: plain and not integers and rank > 0 and not given,
     }

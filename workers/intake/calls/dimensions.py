@@ -64,17 +64,18 @@ def permutation_text(name: str, order: Sequence[int]) -> str:
 
 
 def reference_calls(
-    call: Call, operands: Sequence[Operand], places: Sequence[Place], known: Collection[str] = (),
+    call: Call,
+    operands: Sequence[Operand],
+    places: Sequence[Place],
+    known: Collection[str] = (),
     texts: Mapping[Place, str] = {},
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Argument lists to try on the user's reference, as code, the likeliest first.
 
     First those of the call itself; then with only the keywords in ``known``, without keywords, and with tensors only.
     ``texts``: code of other arguments by place.
     """
-    by_place = {
-        p: permutation_text(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)
-    }
+    by_place = {p: permutation_text(o.name, argument_at(call, p).order) for o, p in zip(operands, places, strict=True)}
     given = {**by_place, **texts}
     positional = [python_text(v, (n,), given) for n, v in enumerate(call.arguments)]
     keyword = {k: f"{k}={python_text(v, (k,), given)}" for k, v in call.keywords.items()}
@@ -132,10 +133,20 @@ def operands(
         sizes = tuple(tuple(t.shape[axis] for t in tensors) for axis in range(len(tensors[0].shape)))
         below, total = max(t.below for t in tensors), max(t.total for t in tensors)
         first, longest = tensors[0], max(t.longest for t in tensors)
-        made.append(Operand(
-            plain, first.dtype, sizes, below, total, first.size, first.form, longest,  # type: ignore[arg-type]
-            least=first.least, most=first.most,
-        ))  # fmt: skip
+        made.append(
+            Operand(
+                plain,
+                first.dtype,
+                sizes,  # type: ignore[arg-type]
+                below,
+                total,
+                first.size,
+                first.form,
+                longest,
+                least=first.least,
+                most=first.most,
+            )
+        )
         places.append(place)
     return made, places
 
@@ -167,9 +178,7 @@ def name_dimensions(
     best: list[Any] | None = None
     for unit in (size, MULTIPLE * size):
         if best is None:
-            best = _most_names(
-                raw, shapes, _assignments(shapes, few=few), MOST, calls, both, unit, range(few + 1)
-            )
+            best = _most_names(raw, shapes, _assignments(shapes, few=few), MOST, calls, both, unit, range(few + 1))
         if best is None and len(set(shapes)) < len(shapes):
             apart = _assignments(shapes, apart=True, few=few)
             best = _most_names(raw, shapes, apart, MOST_APART, calls, both, unit, range(few + 1))
@@ -185,9 +194,15 @@ def name_dimensions(
 
 
 def _most_names(
-    raw: Sequence[Operand], shapes: Sequence[Sizes], ways: Iterator[list[Any]], most: int, calls: int,
-    works: ShapeCheck, size: int, kept: Collection[int] = (),
-) -> list[Any] | None:  # fmt: skip
+    raw: Sequence[Operand],
+    shapes: Sequence[Sizes],
+    ways: Iterator[list[Any]],
+    most: int,
+    calls: int,
+    works: ShapeCheck,
+    size: int,
+    kept: Collection[int] = (),
+) -> list[Any] | None:
     """The assignment with the most names among the first ``most`` that work; None if none does. Axes whose size is in
     ``kept`` are tried at that size."""
     best: tuple[int, list[Any]] | None = None
@@ -252,11 +267,15 @@ def _counting_dimensions(dims: Sequence[Mapping[str, int]], number: int) -> Iter
     counts = {
         name: [
             *(f"{other}+1" for other in dims[0] if all(d[other] + 1 == d[name] for d in dims)),
-            *(f"{other}/{by}" for by in BLOCKS for other in dims[0]
-              if other != name and all(-(-d[other] // by) == d[name] for d in dims)),
+            *(
+                f"{other}/{by}"
+                for by in BLOCKS
+                for other in dims[0]
+                if other != name and all(-(-d[other] // by) == d[name] for d in dims)
+            ),
         ]
         for name in dims[0]
-    }  # fmt: skip
+    }
     for chosen in itertools.combinations([name for name, of in counts.items() if of], number):
         for ways in itertools.product(*(counts[name] for name in chosen)):
             if not any(_counts(way)[0] in chosen for way in ways):
@@ -280,11 +299,7 @@ def _with_named_bounds(operand: Operand, dims: Mapping[str, int]) -> Operand:
     below, total = operand.below, operand.total
     if isinstance(below, int) and below > 2:
         near = [n for n, s in others.items() if below <= s < 2 * below]
-        pages = (
-            f"{one}*{two}"
-            for one, two in itertools.combinations(others, 2)
-            if others[one] * others[two] == below
-        )
+        pages = (f"{one}*{two}" for one, two in itertools.combinations(others, 2) if others[one] * others[two] == below)
         full: list[int | str] = [f"{n}+1" for n, s in others.items() if s + 1 == below > LEAST_UNIT]
         if not full or below in others.values():
             full = [min(near, key=lambda n: others[n], default=next(pages, below))]

@@ -45,10 +45,7 @@ def _on_host() -> Iterator[None]:
             if name == "cuda":
                 return args[0]
             given = [torch.device("cpu") if is_gpu(a) else a for a in args] if name == "to" else args
-            options = {
-                k: torch.device("cpu") if k == "device" and is_gpu(v) else v
-                for k, v in (kwargs or {}).items()
-            }
+            options = {k: torch.device("cpu") if k == "device" and is_gpu(v) else v for k, v in (kwargs or {}).items()}
             return func(*given, **options)
 
     if torch.cuda.is_available():

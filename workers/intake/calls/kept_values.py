@@ -108,8 +108,6 @@ def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Bytes alone: a file of arrays knows no 8-bit and 16-bit floats of ours."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
-        raw: dict[str, Any] = {
-            k: np.ascontiguousarray(a).reshape(-1).view(np.uint8) for k, a in arrays.items()
-        }
+        raw: dict[str, Any] = {k: np.ascontiguousarray(a).reshape(-1).view(np.uint8) for k, a in arrays.items()}
         np.savez(file, **raw)
     part.replace(path)

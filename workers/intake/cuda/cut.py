@@ -338,7 +338,8 @@ def cut(request: Request, why: Refusal) -> dict[str, str]:
     alone = f"{name.lower()}_kernels"
     shapes = [f"{SHORT[str(t.dtype)[6:]]}[{', '.join(map(str, t.shape))}]" for t in operands.values()]
     return {
-        "function": alone, "call": ", ".join(shapes),
+        "function": alone,
+        "call": ", ".join(shapes),
         "note": f"{why.what}: tuned is the part between, {alone}({listed}), beside the same part of the reference",
         "text": f'''"""The kernels of {name} in {Path(path).name} (``load_inline``), and the same part of the reference.
 
@@ -358,4 +359,4 @@ def {alone}({listed}):
 def reference({listed}):
     return REFERENCE({passed})
 ''',
-    }  # fmt: skip
+    }

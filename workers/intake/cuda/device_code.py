@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 from tilewright.workers.intake.child_program import Refusal
 
 _SAME = {
-    "float32 fp32": "float", "float64 fp64": "double", "bool u8": "bool", "int32 i32": "int|int32_t|signed",
-    "uint32 u32": "unsigned|unsigned int|uint32_t|uint", "int64 i64": "long|long long|int64_t|long int|long long int",
-    "uint64 u64": "size_t|unsigned long|unsigned long long|uint64_t", "int16 i16": "short|int16_t",
-    "int8 i8": "char|int8_t|signed char", "uint8 u8": "unsigned char|uint8_t", "float16 fp16": "half|__half",
+    "float32 fp32": "float",
+    "float64 fp64": "double",
+    "bool u8": "bool",
+    "int32 i32": "int|int32_t|signed",
+    "uint32 u32": "unsigned|unsigned int|uint32_t|uint",
+    "int64 i64": "long|long long|int64_t|long int|long long int",
+    "uint64 u64": "size_t|unsigned long|unsigned long long|uint64_t",
+    "int16 i16": "short|int16_t",
+    "int8 i8": "char|int8_t|signed char",
+    "uint8 u8": "unsigned char|uint8_t",
+    "float16 fp16": "half|__half",
     "bfloat16 bf16": "__nv_bfloat16|nv_bfloat16",
-}  # fmt: skip
+}
 TYPES = {name: kinds.split() for kinds, names in _SAME.items() for name in names.split("|")}
 """C++ types: the dtype of the tensors that they point into, and the kind of number of an argument."""
 
@@ -24,14 +31,24 @@ _LIMITS = r"\bstd::numeric_limits<\s*float\s*>::(infinity|max|lowest|epsilon)\(\
 _MATHS = r"\bstd::(?=(f?max|f?min|f?abs|[a-z]*(exp|log|sqrt|pow|tan|sin|cos|floor|ceil|round|erf)\w*)\()"
 _PROVIDED = {
     **dict.fromkeys(("INFINITY", "CUDART_INF_F", "HUGE_VALF", "LIMIT_infinity"), "__int_as_float(0x7f800000)"),
-    **dict.fromkeys(("FLT_MAX", "LIMIT_max"), "3.402823466e+38f"), "LIMIT_lowest": "(-3.402823466e+38f)",
-    **dict.fromkeys(("FLT_EPSILON", "LIMIT_epsilon"), "1.192092896e-07f"), "FLT_MIN": "1.175494351e-38f",
-    "NAN": "__int_as_float(0x7fffffff)", "INT_MAX": "2147483647", "INT_MIN": "(-2147483647 - 1)",
-    "M_PI": "3.14159265358979323846", "M_SQRT1_2": "0.70710678118654752440",
-    "int8_t": "signed char", "uint8_t": "unsigned char", "int16_t": "short", "uint16_t": "unsigned short",
-    "int32_t": "int", "uint32_t": "unsigned int", "int64_t": "long long",
+    **dict.fromkeys(("FLT_MAX", "LIMIT_max"), "3.402823466e+38f"),
+    "LIMIT_lowest": "(-3.402823466e+38f)",
+    **dict.fromkeys(("FLT_EPSILON", "LIMIT_epsilon"), "1.192092896e-07f"),
+    "FLT_MIN": "1.175494351e-38f",
+    "NAN": "__int_as_float(0x7fffffff)",
+    "INT_MAX": "2147483647",
+    "INT_MIN": "(-2147483647 - 1)",
+    "M_PI": "3.14159265358979323846",
+    "M_SQRT1_2": "0.70710678118654752440",
+    "int8_t": "signed char",
+    "uint8_t": "unsigned char",
+    "int16_t": "short",
+    "uint16_t": "unsigned short",
+    "int32_t": "int",
+    "uint32_t": "unsigned int",
+    "int64_t": "long long",
     **dict.fromkeys(("uint64_t", "uintptr_t"), "unsigned long long"),
-}  # fmt: skip
+}
 """What the C library's headers would have defined; NVRTC has none."""
 
 _INTEGERS = r"(?:int|unsigned(?:\s+int)?|size_t|u?int\d+_t|long)"
@@ -95,9 +112,7 @@ class DeviceCode:
         text = "\n".join(line.rstrip() for line in data.decode().splitlines())
         text = re.sub(_MATHS, "", re.sub(_LIMITS, r"LIMIT_\1", text))
         wanted = set(re.findall(r"\w+", text)) - set(re.findall(r"#\s*define\s+(\w+)", text))
-        lines = {
-            n: f"typedef {v} {n};" if n.endswith("_t") else f"#define {n} {v}" for n, v in _PROVIDED.items()
-        }
+        lines = {n: f"typedef {v} {n};" if n.endswith("_t") else f"#define {n} {v}" for n, v in _PROVIDED.items()}
         head = "".join(f"{line}\n" for name, line in lines.items() if name in wanted)
         self.text = head + re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
         rows = re.findall(_DEFINED.format(r"(\w+)", r"(\d+)"), self.text, re.M)
@@ -136,9 +151,7 @@ class DeviceCode:
         for kernel in within(root, "function_definition"):
             rows = next(within(kernel, "parameter_list")).named_children
             if b"__global__" in kernel.text.partition(b"(")[0]:
-                plain = [
-                    r for r in rows if "parameter" in r.type and b"*" in r.text and b"restrict" not in r.text
-                ]
+                plain = [r for r in rows if "parameter" in r.type and b"*" in r.text and b"restrict" not in r.text]
                 names += [[*within(r, "identifier")][-1].start_byte for r in plain]
         return loops, names
 
@@ -148,9 +161,7 @@ class DeviceCode:
         found = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}{listed}[ \t]+(.+)$", self.text, re.M)
         values = dict(zip(re.findall(r"\w+", found[1]), given, strict=False)) if found else {}
         number = re.sub(
-            r"\w+",
-            lambda word: f"({values[word[0]]})" if word[0] in values else word[0],
-            found[2] if found else "",
+            r"\w+", lambda word: f"({values[word[0]]})" if word[0] in values else word[0], found[2] if found else ""
         )
         return self.expression(number) if number else None
 

@@ -26,12 +26,19 @@ MOST_STEPS, EXACT = 100_000, 1 << 24
 _DTYPES = {
     name: dtype
     for names, dtype in (
-        ("Float Float32", torch.float32), ("Double Float64", torch.float64), ("Half Float16", torch.float16),
-        ("BFloat16", torch.bfloat16), ("Int Int32", torch.int32), ("Long Int64", torch.int64), ("Bool", torch.bool),
-        ("Byte UInt8", torch.uint8), ("Char Int8", torch.int8),
+        ("Float Float32", torch.float32),
+        ("Double Float64", torch.float64),
+        ("Half Float16", torch.float16),
+        ("BFloat16", torch.bfloat16),
+        ("Int Int32", torch.int32),
+        ("Long Int64", torch.int64),
+        ("Bool", torch.bool),
+        ("Byte UInt8", torch.uint8),
+        ("Char Int8", torch.int8),
     )
-    for word in names.split() for name in (word, f"k{word}")
-}  # fmt: skip
+    for word in names.split()
+    for name in (word, f"k{word}")
+}
 _OWN = {"Half": "__half", "BFloat16": "__nv_bfloat16"}
 _NOTHING = re.compile(r"nullptr|NULL|nullopt|kCUDA|kStrided|Contiguous|Preserve|cuda[A-Z]\w+")
 _IGNORED = re.compile(
@@ -46,10 +53,22 @@ _CHECKS = re.compile(r"\w*(CHECK|ASSERT)\w*")
 
 _QUALIFIERS = re.compile(r"\b(const|static|constexpr|inline|volatile)\b|std::|&")
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-    ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "<<": operator.lshift, ">>": operator.rshift,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor, "/": operator.truediv,
-}  # fmt: skip
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "/": operator.truediv,
+}
 _MATHS = {f.__name__: traced_numbers.call(f.__name__, f) for f in (min, max, abs)} | {
     f.__name__: traced_numbers.call(f"math.{f.__name__}", f)
     for f in (math.ceil, math.floor, math.sqrt, math.log2, math.exp, math.pow)
@@ -158,9 +177,7 @@ class HostCode:
         ``kernel(x, n, grid=(8, 1), block=(256, 1), shared_mem=0)``; arguments in a row or as a list ``args``. Raises
         Refusal."""
         if trace := current():
-            trace.left_out.append(
-                f"line {user_line()}: torch compiles no such extension; tuned is what it says"
-            )
+            trace.left_out.append(f"line {user_line()}: torch compiles no such extension; tuned is what it says")
         rows, node = [*given, *named.get("args", ())], self._code.tree(name)
         ahead = 0 if "grid" in named else max(2, len(rows) - len(self._code.kernels[name].parameters))
         sizes = [*(named[key] for key in ("grid", "block") if key in named), *rows[:ahead]]
@@ -220,9 +237,7 @@ class HostCode:
                 self._hold(name, kind, self._made(kind, given, node), node, scope)
             elif value is None or value.type in ("argument_list", "initializer_list"):
                 given = self._values(value.named_children if value else [], scope)
-                listed = (
-                    value and value.type == "initializer_list" and re.search("vector|array|Ref|tuple", kind)
-                )
+                listed = value and value.type == "initializer_list" and re.search("vector|array|Ref|tuple", kind)
                 self._hold(name, kind, given if listed else self._made(kind, given, node), node, scope)
             else:
                 pointer = "*" * (part.children[0].type == "pointer_declarator")
@@ -476,24 +491,30 @@ class HostCode:
             return _Options(dtype=given[0]) if name == "dtype" else held
         if isinstance(held, list):
             ways: dict[str, Callable[[], Any]] = {
-                "push_back": lambda: held.append(given[0]), "erase": lambda: held.pop(given[0]), "begin": lambda: 0,
-                "insert": lambda: held.insert(*given), "end": lambda: len(held), "size": lambda: len(held),
-                "back": lambda: held[-1], "empty": lambda: not held,
-            }  # fmt: skip
+                "push_back": lambda: held.append(given[0]),
+                "erase": lambda: held.pop(given[0]),
+                "begin": lambda: 0,
+                "insert": lambda: held.insert(*given),
+                "end": lambda: len(held),
+                "size": lambda: len(held),
+                "back": lambda: held[-1],
+                "empty": lambda: not held,
+            }
         elif isinstance(held, torch.Tensor):
             ways = {
                 **dict.fromkeys(("data_ptr", "data"), lambda: self._pointer(held, asked, node)),
-                **dict.fromkeys(("scalar_type", "type", "dtype"), lambda: held.dtype), "device": lambda: None,
-                "options": lambda: _Options(dtype=held.dtype), "sizes": lambda: list(held.size()),
-                "strides": lambda: list(held.stride()), "get_device": lambda: None,
-            }  # fmt: skip
+                **dict.fromkeys(("scalar_type", "type", "dtype"), lambda: held.dtype),
+                "device": lambda: None,
+                "options": lambda: _Options(dtype=held.dtype),
+                "sizes": lambda: list(held.size()),
+                "strides": lambda: list(held.stride()),
+                "get_device": lambda: None,
+            }
             if name not in ways and hasattr(held, name):
                 try:
                     return _of_torch(getattr(held, name), given)
                 except TypeError as error:  # in C++ it takes other arguments
-                    raise self._refusal(
-                        node, f"calls {name} with what torch's Python does not take"
-                    ) from error
+                    raise self._refusal(node, f"calls {name} with what torch's Python does not take") from error
         else:
             ways = {}
         if name not in ways:
@@ -520,9 +541,7 @@ class HostCode:
         except _Returned:
             return
 
-    def _launch(
-        self, name: str, templates: str, sizes: list[Any], given: list[Any], scope: Scope, node: Any
-    ) -> None:
+    def _launch(self, name: str, templates: str, sizes: list[Any], given: list[Any], scope: Scope, node: Any) -> None:
         kernel, trace = self._code.kernels.get(name), current()
         if kernel is None or trace is None or len(given) != len(kernel.parameters):
             raise self._refusal(node, f"launches {name} with arguments that its text does not take")

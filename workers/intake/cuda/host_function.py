@@ -133,9 +133,7 @@ class HostFunction:
             # With all, then with those that kernels are given.
             callee, calls = with_weights(function, weights, given)
             own, places = operands(calls, tensor_places(calls, names), frozenset())
-            self._recorded = CallSite(
-                callee, str(path), self.name, calls, reference, own, places, part=self._part
-            )
+            self._recorded = CallSite(callee, str(path), self.name, calls, reference, own, places, part=self._part)
             traces = [self._traced({}, [t.shape for t in call.tensors()]) for call in calls]
             if again:
                 found = [traces[0].find(pointer.tensor) for pointer in pointers(traces[0])]
@@ -145,9 +143,7 @@ class HostFunction:
                 weights = weights_of(function, reference, asked)
         self.outputs = tuple(f"result{n}" for n in range(len(traces[0].results))) or written(traces[0])
         self._writes, self.knobs, self.sized, self._text = not traces[0].results, dict[str, int](), False, ""
-        full = [
-            Call((*c.arguments, *_results(trace)), c.keywords) for c, trace in zip(calls, traces, strict=True)
-        ]
+        full = [Call((*c.arguments, *_results(trace)), c.keywords) for c, trace in zip(calls, traces, strict=True)]
         rows = tensor_places(full, [*names, *self.outputs])
         self.every, _ = operands(full, sorted(rows, key=lambda row: row[0] in self.outputs), frozenset())
         kept = [n for n in range(len(given[0].arguments)) if names[n] not in self.outputs]
@@ -157,9 +153,7 @@ class HostFunction:
         self.texts = [", ".join([*_arguments(text, kept, function), *shown]) for text in request["calls"]]
         self.calls = [Call(tuple(c.arguments[n] for n in kept), c.keywords) for c in calls]
         own, places = operands(self.calls, tensor_places(self.calls, self.names), frozenset())
-        self.site = CallSite(
-            callee, str(path), self.name, self.calls, reference, own, places, part=self._part
-        )
+        self.site = CallSite(callee, str(path), self.name, self.calls, reference, own, places, part=self._part)
         self.code = DeviceCode("\n".join(one.source for one in self._used))
         if _FUNCTIONS.search(self.code.text):
             self.knobs[FASTMATH] = int(any(one.fast for one in self._used))
@@ -170,9 +164,7 @@ class HostFunction:
         self._numbers.refused.clear()
         named = self._recorded.operands
         if shapes:
-            self._recorded.operands = [
-                Operand(o.name, o.dtype, tuple(s)) for o, s in zip(named, shapes, strict=True)
-            ]
+            self._recorded.operands = [Operand(o.name, o.dtype, tuple(s)) for o, s in zip(named, shapes, strict=True)]
         try:
             with stub_device(self._part):
                 trace = self._recorded.trace_at(dims)
@@ -216,9 +208,7 @@ class HostFunction:
         self._numbers.decided.clear()
         writer = self._writer(timed[0])
         text, self.sized = writer.text(), writer.sized
-        self.code.text += (
-            COPY * bool(writer.copied) + FUNCTIONS * bool(writer.kernels) + "".join(writer.kernels)
-        )
+        self.code.text += COPY * bool(writer.copied) + FUNCTIONS * bool(writer.kernels) + "".join(writer.kernels)
         self.knobs |= {**self.code.numbers, **self._numbers.known}
         for name, value in self._numbers.known.items():
             if name in self._numbers.decided or self._unlike(text, timed[0], {name: 2 * value}):

@@ -10,9 +10,12 @@ from tilewright.workers.intake.cuda.device_code import DeviceCode
 from tilewright.workers.intake.source.knobs import MEANING, MEANT, values_around
 
 CERTAIN = {
-    "UNROLL": (1, 2, 4, 8, 16), "RESIDENT": (1, 2, 3, 4, 6, 8), "RESTRICT": (0, 1), "FASTMATH": (0, 1),
+    "UNROLL": (1, 2, 4, 8, 16),
+    "RESIDENT": (1, 2, 3, 4, 6, 8),
+    "RESTRICT": (0, 1),
+    "FASTMATH": (0, 1),
     "TURNS": (1, 2, 4, 8),
-}  # fmt: skip
+}
 """Values of an unrolled loop (0: as the compiler likes), of the blocks that a multiprocessor shall hold, whether
 pointers say that nothing else points there, of the compiler's fast arithmetic, which gates judge, and of the blocks
 whose work a block does."""
@@ -51,9 +54,12 @@ def scheduled(code: DeviceCode, launched: Mapping[str, int], steps: Any = ()) ->
 
 
 def found_knobs(
-    knobs: Mapping[str, int], certain: Mapping[str, int], code: DeviceCode, launch: Launch,
+    knobs: Mapping[str, int],
+    certain: Mapping[str, int],
+    code: DeviceCode,
+    launch: Launch,
     compiles: Callable[[str, int], bool],
-) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]]]:  # fmt: skip
+) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]]]:
     """The parameters with the values that compile, and the numbers that keep theirs, with why. ``certain``: those that
     only schedule; ``launch``: what the launch says with some values changed."""
     began, fixed = time.monotonic(), []
@@ -63,11 +69,14 @@ def found_knobs(
         tried = CERTAIN.get(name.partition("_")[0], ()) if name in certain else values_around(default)
         blocks = lambda v: [_count(s["block"]) for s in launch({name: v})["steps"] if "kernel" in s]  # noqa: B023, E731
         fine = [
-            v for v in tried
-            if v != default and not why and time.monotonic() - began < SECONDS
+            v
+            for v in tried
+            if v != default
+            and not why
+            and time.monotonic() - began < SECONDS
             and (name in certain or not any(block % WARP for block in blocks(v)))
             and (name.startswith("UNROLL_L") or compiles(name, v))
-        ]  # fmt: skip
+        ]
         if fine:
             space[name] = tuple(sorted({default, *fine}))
         else:

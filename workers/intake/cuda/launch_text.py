@@ -59,9 +59,14 @@ class LaunchWriter:
     """Writes a recording down. ``literal``: with plain numbers; ``sized``: whether some size had to be one."""
 
     def __init__(
-        self, trace: Trace, outputs: Sequence[str], numbers: Collection[str], options: Mapping[str, str],
-        literal: bool = False, changed: Collection[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        trace: Trace,
+        outputs: Sequence[str],
+        numbers: Collection[str],
+        options: Mapping[str, str],
+        literal: bool = False,
+        changed: Collection[str] = (),
+    ) -> None:
         """``numbers``: names of parameters; ``options``: the compiler's, as texts; ``changed``: arguments that kernels
         may change, of which they then get a copy. Raises Refusal."""
         self.numbers = numbers
@@ -120,10 +125,7 @@ class LaunchWriter:
         plan = f"{{{parts}}}"
         inputs = [name for name in self._trace.inputs if re.search(rf"\b{name}\.shape", plan)]
         lines = "".join(f'    {name} = inputs["{name}"]\n' for name in inputs)
-        return (
-            "import math\n\n\n" * ("math." in plan)
-            + f"def launch(inputs, params):\n{lines}    return {plan}\n"
-        )
+        return "import math\n\n\n" * ("math." in plan) + f"def launch(inputs, params):\n{lines}    return {plan}\n"
 
     def _root(self, tensor: Any, where: str) -> Var:
         var = self._trace.find(tensor)
@@ -148,8 +150,7 @@ class LaunchWriter:
                 kind = TYPES[parameter.kind][1] if value is not None else "u64"
                 arguments += f'{{"{kind}": {self._code(0 if value is None else value)}}}, '
         templates = [
-            t if isinstance(t, str) else str(plain(t)) if self._literal else f"${code_of(t)}$"
-            for t in launch.templates
+            t if isinstance(t, str) else str(plain(t)) if self._literal else f"${code_of(t)}$" for t in launch.templates
         ]
         name = f"{launch.name}<{', '.join(templates)}>" if templates else launch.name
         grid, block = (f"({', '.join(map(self._code, sizes))})" for sizes in (launch.grid, launch.block))
@@ -200,18 +201,14 @@ class LaunchWriter:
         """The product of a tensor's sizes from an axis on. Raises LookupError."""
         if not self._vars[name].tensor.is_contiguous():
             raise LookupError(name)
-        return (
-            " * ".join(f"({self.size(name, n)})" for n in range(first, self._vars[name].tensor.dim())) or "1"
-        )
+        return " * ".join(f"({self.size(name, n)})" for n in range(first, self._vars[name].tensor.dim())) or "1"
 
     def _size(self, var: Var, axis: int) -> str:
         axis %= var.tensor.dim()
         if var.kind == "input" or self._literal:
             return str(int(var.tensor.shape[axis])) if self._literal else f"{var.name}.shape[{axis}]"
         made = ast.parse(var.text or "0", mode="eval").body
-        if isinstance(made, ast.Call) and ast.unparse(made.func).endswith(
-            (".empty", ".zeros", ".view", ".reshape")
-        ):
+        if isinstance(made, ast.Call) and ast.unparse(made.func).endswith((".empty", ".zeros", ".view", ".reshape")):
             sizes = made.args[0].elts if isinstance(made.args[0], ast.Tuple) else made.args
             if not ast.unparse(sizes[axis]).startswith("-"):
                 return self._resolved(sizes[axis])

@@ -34,9 +34,7 @@ CHECKED_ELEMENTS = 1 << 18
 """Of the operands of a shape that is checked: its answers are judged on the host, once for each kind of inputs."""
 
 
-def module_text(
-    launch: str, device: str, space: Mapping[str, Sequence[int]], knobs: Mapping[str, int]
-) -> str:
+def module_text(launch: str, device: str, space: Mapping[str, Sequence[int]], knobs: Mapping[str, int]) -> str:
     """A kernel module; numbers that are in no ``space`` stand in it as they are."""
     for name, value in knobs.items():
         if name not in space:
@@ -60,9 +58,7 @@ class Intake:
         self._source, self.site, self.oracle = source, site, Oracle(site.judge, site.reference_calls())
 
         takes = lambda small, named: site.reference_takes(small, source.own(named))  # noqa: E731
-        every, site.dims = dimensions.name_dimensions(
-            source.every, len(source.calls), source.works, surely=takes
-        )
+        every, site.dims = dimensions.name_dimensions(source.every, len(source.calls), source.works, surely=takes)
         site.operands, self._results = source.own(every), [o for o in every if o.name in source.outputs]
         self.text = source.launch(every, site.dims)
 
@@ -137,9 +133,15 @@ class Intake:
         knobs = {**source.knobs, **certain}
         factors = bounds.factors(site.operands, shapes[0].dims) if "mma" in device else ""
         kinds = InputKinds(
-            site.operands, shapes, self.oracle, lambda pairs: [self.rounded(given) for _, given in pairs],
-            Effort(12, (3,), False, 1, 60.0), factors, device.replace("__half", " float16 "), (),
-        )  # fmt: skip
+            site.operands,
+            shapes,
+            self.oracle,
+            lambda pairs: [self.rounded(given) for _, given in pairs],
+            Effort(12, (3,), False, 1, 60.0),
+            factors,
+            device.replace("__half", " float16 "),
+            (),
+        )
         results, failed = kinds.results([o.shape for o in self._results])
         if failed:
             raise Refusal(f"the reference in the operands' own types cannot judge: {failed}")
@@ -158,18 +160,32 @@ class Intake:
         site.operands = kinds.operands
         seed = Seed(site, None, None, self.oracle, None)  # type: ignore[arg-type]
         return {
-            "source": text, "space": {n: list(v) for n, v in space.items()}, "defaults": {n: knobs[n] for n in space},
-            "points": [], "fixed": fixed, "operands": [operand_row(o) for o in site.operands], "rest": [],
+            "source": text,
+            "space": {n: list(v) for n, v in space.items()},
+            "defaults": {n: knobs[n] for n in space},
+            "points": [],
+            "fixed": fixed,
+            "operands": [operand_row(o) for o in site.operands],
+            "rest": [],
             "results": [[o.name, *[*vars(r).values()][1:]] for o, r in zip(self._results, results, strict=True)],
-            "knobs": [{"name": n, "source": "a number of the text"} for n in space], "call": self.oracle.call,
-            "orders": [()] * len(site.operands), "precision": self.oracle.precision, "spread": kinds.spread,
-            "check": [s.dims for s in shapes], "small": [shapes[0].dims], "notes": [],
+            "knobs": [{"name": n, "source": "a number of the text"} for n in space],
+            "call": self.oracle.call,
+            "orders": [()] * len(site.operands),
+            "precision": self.oracle.precision,
+            "spread": kinds.spread,
+            "check": [s.dims for s in shapes],
+            "small": [shapes[0].dims],
+            "notes": [],
             "left_out": list(dict.fromkeys(source.left_out)),
-            "kinds": [k for k in kinds.names if family(k) not in EXTREME and k not in SPECIAL], "wrapper": None,
-            "independent": independent_dimensions(seed, shapes[0], results), "work": product_work(seed),
-            "dims": site.dims, "calls": source.texts, "parameters": source.parameters,
+            "kinds": [k for k in kinds.names if family(k) not in EXTREME and k not in SPECIAL],
+            "wrapper": None,
+            "independent": independent_dimensions(seed, shapes[0], results),
+            "work": product_work(seed),
+            "dims": site.dims,
+            "calls": source.texts,
+            "parameters": source.parameters,
             "refusals": [{"line": 0, "what": v.what} for v in dialect.check(text, entry="launch")],
-        }  # fmt: skip
+        }
 
 
 def _answered(request: Request) -> Answer:

@@ -21,11 +21,7 @@ TYPES = {
     torch.bool: "bool",
 }
 THREADS = "4 * 8 * 8"
-_COMPUTED = {
-    "tl.float32": ("float", "fp32"),
-    "tl.float64": ("double", "fp64"),
-    "tl.int64": ("long long", "i64"),
-}
+_COMPUTED = {"tl.float32": ("float", "fp32"), "tl.float64": ("double", "fp64"), "tl.int64": ("long long", "i64")}
 _JOINED = {"amax": "torch_maximum(total, part)", "amin": "torch_minimum(total, part)"}
 _START = {"amax": "-torch_infinity()", "amin": "torch_infinity()"}
 FUNCTIONS = """
@@ -43,9 +39,7 @@ def _named(found: re.Match[str]) -> str:
     return f"torch_{found[1]}(" if found[1] in _OWN else f"{found[1]}("
 
 
-def kernel_of(
-    work: Work, name: str, axes: Callable[[Var], Sequence[str]]
-) -> tuple[str, str, list[Any]] | None:
+def kernel_of(work: Work, name: str, axes: Callable[[Var], Sequence[str]]) -> tuple[str, str, list[Any]] | None:
     """The text of a kernel, its grid, and its arguments: Vars, and (type, number or text) pairs. ``axes``: the sizes of
     a Var as text. None where no kernel says it."""
     tensors, sizes = (*work.reads, work.target), axes(work.target)

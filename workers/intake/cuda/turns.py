@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 from tilewright.workers.intake.cuda.device_code import DeviceCode, Kernel, Parameter, within
 
-_TOGETHER = (
-    r"__shared__|__sync|__shfl|__ballot|__any|__all|\bc(ooperative_groups|g)::|(blockIdx|gridDim)(?!\.)"
-)
+_TOGETHER = r"__shared__|__sync|__shfl|__ballot|__any|__all|\bc(ooperative_groups|g)::|(blockIdx|gridDim)(?!\.)"
 """Words of a kernel whose threads or blocks work together, or that uses its block's place as a whole."""
 
 _AHEAD, _KERNEL = re.split("// --.*", Path(__file__).with_name("turns.cuh").read_text())
@@ -70,7 +68,9 @@ def _kernel_of_several_blocks(found: _Definition, kernel: Kernel, template: str)
     parts = {
         "TEMPLATE": template,
         "TYPES": f"<{', '.join(kernel.templates)}>" if kernel.templates else "",
-        "NAME": found.name, "FIRST": found.first, "TAKEN": found.taken,
+        "NAME": found.name,
+        "FIRST": found.first,
+        "TAKEN": found.taken,
         "AHEAD": _prefetch_parameters(kernel, found.work),
         "COUNT": str(len(kernel.parameters)),
         "BARE": ", ".join(
@@ -78,7 +78,7 @@ def _kernel_of_several_blocks(found: _Definition, kernel: Kernel, template: str)
         ),
         "GIVEN": ", ".join(p.name for p in kernel.parameters),
         "WORK": found.work.replace("blockIdx.x", "block_of_x").replace("gridDim.x", "blocks_of_x"),
-    }  # fmt: skip
+    }
     return re.sub("|".join(parts), lambda word: parts[word[0]], _KERNEL)
 
 
@@ -95,8 +95,7 @@ def _prefetch_parameters(kernel: Kernel, work: str) -> str:
         return "false" if re.search(rf"\b{pointer.name}\s*\[[^;=]*\]\s*[-+*/|&^]?=(?!=)", work) else "true"
 
     return ", ".join(
-        f"Ahead<{p.kind}, {read(p)}> {p.name}" if p.pointer else f"{p.kind} {p.name}"
-        for p in kernel.parameters
+        f"Ahead<{p.kind}, {read(p)}> {p.name}" if p.pointer else f"{p.kind} {p.name}" for p in kernel.parameters
     )
 
 
@@ -104,9 +103,7 @@ def _launch_with_fewer_blocks(launch: str, names: set[str]) -> str:
     """The launch function's text with grids of the kernels in ``names`` divided by ``TURNS``."""
     tree = ast.parse(launch)
     for node in (n for n in ast.walk(tree) if isinstance(n, ast.Dict)):
-        parts: dict[str, Any] = {
-            ast.literal_eval(k): v for k, v in zip(node.keys, node.values, strict=True) if k
-        }
+        parts: dict[str, Any] = {ast.literal_eval(k): v for k, v in zip(node.keys, node.values, strict=True) if k}
         if "kernel" in parts and ast.literal_eval(parts["kernel"]).partition("<")[0] in names:
             blocks = ast.unparse(parts["grid"].elts[0])
             parts["grid"].elts[0] = ast.parse(f'-(-({blocks}) // params["TURNS"])', mode="eval").body

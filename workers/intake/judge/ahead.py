@@ -26,9 +26,7 @@ class Ahead(Generic[T]):
         fork = multiprocessing.get_context("fork")
         for key in keys if len(os.sched_getaffinity(0)) >= PROCESSORS else ():
             self._begun[key], theirs = fork.Pipe(duplex=False)
-            fork.Process(
-                target=lambda to, key: to.send(self._work(*key)), args=(theirs, key), daemon=True
-            ).start()
+            fork.Process(target=lambda to, key: to.send(self._work(*key)), args=(theirs, key), daemon=True).start()
             theirs.close()
 
     def has(self, *key: Hashable) -> bool:

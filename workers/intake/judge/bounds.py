@@ -22,9 +22,13 @@ ROOM_DB = 14.0
 """dB that roundings between the steps of a recipe may cost beside."""
 
 _KIND: Mapping[str, str] = {
-    "int8": "int8", "uint8": "int8", "float16": "float16", "bfloat16": "float16",
-    "float8_e4m3fn": "float8", "float8_e5m2": "float8",
-}  # fmt: skip
+    "int8": "int8",
+    "uint8": "int8",
+    "float16": "float16",
+    "bfloat16": "float16",
+    "float8_e4m3fn": "float8",
+    "float8_e5m2": "float8",
+}
 
 ENOUGH = 4
 """Readings whose largest error says what others will show, within a factor of two; of fewer, of four."""
@@ -104,9 +108,7 @@ def narrowest(dtypes: Sequence[str]) -> str:
     return next((d for d in ("bfloat16", "float16", "float32", "float64") if d in dtypes), "float32")
 
 
-def bar(
-    readings: Sequence[Reading], operands: Sequence[str], result: str, products: str
-) -> tuple[Bar | None, str]:
+def bar(readings: Sequence[Reading], operands: Sequence[str], result: str, products: str) -> tuple[Bar | None, str]:
     """The bounds that dtypes explain, widened by the seed's own error; None and why where the seed is outside.
 
     ``products``: the kind of factors of the kernel's products of matrices (a key of ``PRODUCTS_DB``), "" for none. A
@@ -121,10 +123,7 @@ def bar(
     if not least >= expected - ROOM_DB or not worst.needed <= cap:
         if not least >= expected - ROOM_DB:
             shown = min(readings, key=lambda r: r.db)
-            return (
-                None,
-                f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {element_text(shown)}",
-            )
+            return (None, f"{shown.db:.1f} dB where {kind} explains {expected - ROOM_DB:.0f} dB; {element_text(shown)}")
         needed = f"{worst.needed:.2g} of the values around it, where {kind} explains {cap:.2g}"
         return None, f"an element is off by {needed}; {element_text(worst)}"
     own = PRODUCTS_DB[products] if products and result == "float32" else EXPECTED_DB.get(result, 0.0)
@@ -134,9 +133,7 @@ def bar(
     share, room = None, 2 if len(readings) >= ENOUGH else 4
     if loose:
         share = max(2.0**-8, room * worst.needed)
-    elif (
-        worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or any(r.noisy for r in readings)
-    ):
+    elif worst.needed > elements.ROUNDED / 2 or min_db < elements.ROUNDING_DB or any(r.noisy for r in readings):
         share = max(room * worst.needed, elements.ROUNDED * 2)
     return Bar(round(float(min_db), 1), share, least if least < expected else np.inf), ""
 
@@ -187,14 +184,10 @@ def element_text(reading: Reading) -> str:
     digits = next((n for n in (6, 9, 17) if f"{reading.found:.{n}g}" != f"{reading.wanted:.{n}g}"), 0)
     if not digits:
         return "no element alone is to blame"
-    return (
-        f"element {place} is {reading.found:.{digits}g} where the reference says {reading.wanted:.{digits}g}"
-    )
+    return f"element {place} is {reading.found:.{digits}g} where the reference says {reading.wanted:.{digits}g}"
 
 
-def wrong(
-    outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()
-) -> str:
+def wrong(outputs: Sequence[np.ndarray], answers: Sequence[np.ndarray], operands: Sequence[Operand] = ()) -> str:
     """A gross error of the outputs in a sentence, "" for none; precision is not judged."""
     for number, (output, answer) in enumerate(zip(outputs, answers, strict=False)):
         if output.shape != answer.shape:
@@ -207,8 +200,10 @@ def wrong(
         reading = read(output, np.asarray(answer, dtype=np.float64))
         most = np.abs(answer, where=np.isfinite(answer), out=np.zeros(answer.shape)).max(initial=0.0)
         if not np.isfinite(output.astype(np.float64)).all() and most > _largest(output.dtype):
-            return (f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
-                    f"reference says {most:.6g}")  # fmt: skip
+            return (
+                f"result {number} overflows: {output.dtype.name} holds up to {_largest(output.dtype):g}, and the "
+                f"reference says {most:.6g}"
+            )
         if not reading.db > 20:
             return f"result {number} is {reading.db:.1f} dB from the reference; {element_text(reading)}"
     return ""

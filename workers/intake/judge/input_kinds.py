@@ -135,11 +135,16 @@ class InputKinds:
     """
 
     def __init__(
-        self, operands: Sequence[Operand], shapes: Sequence[CheckedShape],
+        self,
+        operands: Sequence[Operand],
+        shapes: Sequence[CheckedShape],
         answers: Callable[[Arrays], list[np.ndarray]],
         run_all: Callable[[Sequence[tuple[Dims, Arrays]]], Sequence[list[np.ndarray] | None]],
-        effort: Effort, factors: str, source: str, numbers: Sequence[int],
-    ) -> None:  # fmt: skip
+        effort: Effort,
+        factors: str,
+        source: str,
+        numbers: Sequence[int],
+    ) -> None:
         show_step("trying inputs")
         self._shapes, self._run_all, self._effort = shapes, run_all, effort
         self._answers_to: Callable[[Sequence[Arrays]], list[list[np.ndarray]]] = getattr(
@@ -150,9 +155,7 @@ class InputKinds:
         self._tried = Ahead(self._outcomes_and_others)
         self._ordered = sorted(shapes, key=lambda shape: shape.elements)
         self._probe = self._ordered[-1 if effort.on_largest else 0].dims
-        self._dtypes = [
-            output.dtype.name for output, _ in zip(shapes[0].outputs, shapes[0].answers, strict=False)
-        ]
+        self._dtypes = [output.dtype.name for output, _ in zip(shapes[0].outputs, shapes[0].answers, strict=False)]
         self._pairs = {"randn": [Pair(shape.outputs, shape.answers) for shape in shapes]}
         self.spread = 4
         self.notes: list[str] = []
@@ -161,9 +164,7 @@ class InputKinds:
         self.operands = list(operands)
         if None in self._bars(self._pairs):
             return  # other kinds cannot make it right, and hundreds of runs find them
-        if not hasattr(
-            answers, "to_all"
-        ):  # a kernel that answers itself says nothing of what it reads outside
+        if not hasattr(answers, "to_all"):  # a kernel that answers itself says nothing of what it reads outside
             self.operands = with_bounds(operands, self._probe, self._bears_edges)
         if small := [o.name for o in self.operands if _unbounded(o)]:
             self.notes.append(f"integers of {', '.join(small)} are drawn below 2: the call names no bound")
@@ -184,9 +185,7 @@ class InputKinds:
                 if any(self._added(kind, spread) for spread in spreads):
                     break
                 if kind not in QUIET:
-                    why = (
-                        "no time was left to try them" if self._late else "the original kernel fails on them"
-                    )
+                    why = "no time was left to try them" if self._late else "the original kernel fails on them"
                     self.notes.append(f"inputs of kind {kind} are not used: {why}")
         if None in self._bars(self._pairs):
             return
@@ -291,9 +290,7 @@ class InputKinds:
         in some draws does not say what a kernel that computes the same is off by in others."""
         changes: list[float] = []
         for seed in range(STEADY_DRAWS if self._effort.draws >= STEADY_DRAWS else 0):
-            given = {
-                n: as_float64(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()
-            }
+            given = {n: as_float64(a) for n, a in inputs_of(self.operands, self._probe, kind, spread, seed).items()}
             rng, floats = np.random.default_rng(seed), {n: a for n, a in given.items() if a.dtype.kind == "f"}
             near = {n: a * (1 + LAST_PLACE * rng.standard_normal(a.shape)) for n, a in floats.items()}
             try:
@@ -307,9 +304,7 @@ class InputKinds:
     def _bars(self, kinds: Collection[str]) -> list[Bar | None]:
         return [self.bound(number, kinds)[0] for number in range(len(self._dtypes))]
 
-    def _outcomes_and_others(
-        self, kind: str, spread: int
-    ) -> tuple[list[Pair] | None, list[Pair] | None, bool]:
+    def _outcomes_and_others(self, kind: str, spread: int) -> tuple[list[Pair] | None, list[Pair] | None, bool]:
         """The kernel's outputs and the answers at every checked shape, ``_others`` of kinds that have any, and whether
         all are borne and ``_steady``."""
         every = [(shape.dims, SEED) for shape in self._ordered]
@@ -335,9 +330,14 @@ class InputKinds:
         return self._bears(operands, every, "repeated", 4, math.inf, [0]) is not None
 
     def _bears(
-        self, operands: Sequence[Operand], asked: Sequence[tuple[Dims, int]], kind: str, spread: int, most: float,
+        self,
+        operands: Sequence[Operand],
+        asked: Sequence[tuple[Dims, int]],
+        kind: str,
+        spread: int,
+        most: float,
         own: Collection[int],
-    ) -> list[Pair] | None:  # fmt: skip
+    ) -> list[Pair] | None:
         """Of draws at some shapes, with their seeds: the first alone, since most that fail fail on it. The kernel runs
         those at the places ``own``: its outputs and the answers to them, None where one is not borne."""
         pairs: list[Pair] = []
@@ -345,9 +345,7 @@ class InputKinds:
             if self._late:
                 return None
             try:
-                drawn = [
-                    (dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in asked[begin:end]
-                ]
+                drawn = [(dims, inputs_of(operands, dims, kind, spread, seed)) for dims, seed in asked[begin:end]]
                 answers = self._answers_to([given for _, given in drawn])
             except Exception:  # noqa: BLE001 - inputs that the reference does not take
                 return None
@@ -365,9 +363,7 @@ class InputKinds:
 # -- edges -----------------------------------------------------------------------------------------------
 
 
-def with_bounds(
-    operands: Sequence[Operand], dims: Dims, bears: Callable[[Sequence[Operand]], bool]
-) -> list[Operand]:
+def with_bounds(operands: Sequence[Operand], dims: Dims, bears: Callable[[Sequence[Operand]], bool]) -> list[Operand]:
     """Integers whose call names no bound below the largest dimension that is borne where larger numbers are not: an
     index meets more than the first two rows. Where any number is borne, below the smallest."""
     found = list(operands)
@@ -409,9 +405,7 @@ def _edges(operand: Operand, labels: Sequence[int]) -> Iterator[str]:
     if operand.dtype == "bool":
         yield from ["rows"] if len(operand.shape) > 1 else []
     elif is_float(operand.dtype):
-        yield from (
-            [] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"]
-        )
+        yield from ([] if operand.least is not None or is_narrow(operand.dtype) or not operand.shape else ["-inf"])
     elif operand.total:
         yield "none"
     elif operand.below:

@@ -61,8 +61,10 @@ SET_APART = ("far", "spread", "apart")
 """Kinds with outliers, the most telling first: a kernel is given the first of them that it bears."""
 
 EXTREME: Mapping[str, Sequence[int]] = {
-    "faint": (118, 60, 20), "huge": (125, 115, 100, 54, 40, 20), "lone": (100, 54, 40),
-}  # fmt: skip
+    "faint": (118, 60, 20),
+    "huge": (125, 115, 100, 54, 40, 20),
+    "lone": (100, 54, 40),
+}
 """Kinds, with a power of two after a dash, whose values are all so much smaller or larger; each is given the first of
 these that it bears: of 54, sums of thousands of squares are numbers. One of eight ``faint`` ones is smaller again,
 below what is normal in float32; a quarter of the ``huge`` rows is below zero; ``lone``: one operand is huge."""
@@ -114,9 +116,13 @@ def least_of(operand: Operand) -> int:
 
 
 def draws(
-    operands: Sequence[Operand], dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator,
+    operands: Sequence[Operand],
+    dims: Mapping[str, int],
+    kind: str,
+    spread: int,
+    rng: np.random.Generator,
     turn: int = 0,
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:
     """A call's operands by name: normal values; ``spread``: rows of sizes apart by 2^±spread, outliers above and
     below zero that meet ordinary values of the other operands, tiny rows and rows of zeros; ``far``: the same with
     larger outliers, too; ``apart``: as ``spread`` without zeros, for kernels that divide by a row's largest value;
@@ -141,9 +147,7 @@ def draws(
                 made[operand.name] = own
                 continue
             if operand.form == GIVEN:
-                raise LookupError(
-                    f"{operand.name} has the caller's own values, and there are none of this shape"
-                )
+                raise LookupError(f"{operand.name} has the caller's own values, and there are none of this shape")
         if operand.dtype == "bool" or not is_float(operand.dtype):
             alike = next((o for o in operands if o.name in made and _same_parts(o, operand)), None)
             drawn = made[alike.name].copy() if alike else _integers(operand, dims, kind in FEW_VALUES, rng)
@@ -206,9 +210,7 @@ def family(kind: str) -> str:
     return kind.partition("-")[0]
 
 
-def _factor(
-    operand: Operand, kind: str, spread: int, shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray:
+def _factor(operand: Operand, kind: str, spread: int, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """What values of an extreme kind are multiplied by; further away where ``spread`` is larger than usual."""
     name, _, power = kind.partition("-")
     most = NARROW_EXTREME[name] if operand.dtype == "float16" else int(power)
@@ -220,9 +222,7 @@ def _factor(
     return np.where(rng.random(shape) < 1 / 8, DENORMAL, 1.0) * 2.0**-far
 
 
-def _with_special(
-    values: np.ndarray, special: Sequence[float], rng: np.random.Generator, *, whole: bool
-) -> None:
+def _with_special(values: np.ndarray, special: Sequence[float], rng: np.random.Generator, *, whole: bool) -> None:
     """In place: each of ``special`` in a few rows, of which others are left as they are, and negative zeros; with
     ``whole`` one of several rows is the last of ``special`` alone."""
     if values.ndim < 2 or values.size == 0:
@@ -251,9 +251,7 @@ def within(operand: Operand, values: np.ndarray) -> np.ndarray:
     return np.clip(operand.least + half + half * np.tanh(values / 2), operand.least, operand.most)
 
 
-def draw(
-    operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator
-) -> np.ndarray:
+def draw(operand: Operand, dims: Mapping[str, int], kind: str, spread: int, rng: np.random.Generator) -> np.ndarray:
     """The only operand of a call, as ``draws`` says."""
     return draws([operand], dims, kind, spread, rng)[operand.name]
 
@@ -325,9 +323,7 @@ def _uneven(parts: int) -> np.ndarray:
     return made
 
 
-def _one_sided(
-    operand: Operand, values: np.ndarray, shifts: Sequence[float], rng: np.random.Generator
-) -> None:
+def _one_sided(operand: Operand, values: np.ndarray, shifts: Sequence[float], rng: np.random.Generator) -> None:
     """Most rows all above or all below zero, and the operand's edge at some places."""
     if shifts and values.ndim and values.shape[-1] > 1:
         rows = values.reshape(-1, values.shape[-1])
@@ -365,9 +361,7 @@ def _usual(operand: Operand, values: np.ndarray, at: int, form: int, rng: np.ran
     )
 
 
-def _padded(
-    operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool, form: int
-) -> None:
+def _padded(operand: Operand, values: np.ndarray, left: bool, rng: np.random.Generator, bias: bool, form: int) -> None:
     """Rows whose second half, or with ``left`` first half, is padding (the operand's edge, or zeros), rows of a mask,
     with zeros at every second place, with a value just below the largest, of one value and zeros or padding, of ones of
     signs in turn, nearly of one value, and rows like the one before. Every second ``form`` is of an operand as a whole:
@@ -449,18 +443,15 @@ class _Placed:
 
     def meeting(self, axes: Sequence[int | str], place: Sequence[int]) -> tuple[Any, ...] | None:
         """Where it has the indices of an element of an operand of these axes; None where they share no axis."""
-        known: dict[str, Any] = {
-            name: at for name, at in zip(axes, place, strict=True) if isinstance(name, str)
-        }
+        known: dict[str, Any] = {name: at for name, at in zip(axes, place, strict=True) if isinstance(name, str)}
         named = (name if isinstance(name, str) else "" for name in self.axes)
         index = tuple(known.get(name, slice(None)) for name in named)
         return index if any(not isinstance(part, slice) for part in index) else None
 
 
 def _set_apart(
-    operands: Sequence[Operand], floats: Mapping[str, np.ndarray], kind: str, spread: int,
-    rng: np.random.Generator,
-) -> None:  # fmt: skip
+    operands: Sequence[Operand], floats: Mapping[str, np.ndarray], kind: str, spread: int, rng: np.random.Generator
+) -> None:
     """Change normal values in place as ``draws`` says of ``spread``. Rows are those along the last axis."""
     placed = []
     tiny_at = int(rng.integers(1 << 30))  # the same rows of every operand: what is added up is tiny, too
@@ -539,9 +530,13 @@ def _places(size: int, number: int, rng: np.random.Generator) -> tuple[np.ndarra
 
 
 def _put(
-    one: _Placed, others: Sequence[_Placed], places: Sequence[tuple[int, ...]], value: float, partner: float,
+    one: _Placed,
+    others: Sequence[_Placed],
+    places: Sequence[tuple[int, ...]],
+    value: float,
+    partner: float,
     rng: np.random.Generator,
-) -> None:  # fmt: skip
+) -> None:
     """Set an outlier at the first place where it meets values that may be made ordinary ones; else where it may."""
     free = [place for place in places if not one.kept[place] and not one.met[place]]
     for place in free:

@@ -84,11 +84,7 @@ class OwnAnswers:
         """The answers to several inputs. Raises what ``run`` raises, and ValueError."""
         if not self._asked or self.run_all is None:
             return [self(inputs) for inputs in every]
-        made = [
-            m
-            for m in self.run_all([in_precision(inputs, self.precision) for inputs in every])
-            if m is not None
-        ]
+        made = [m for m in self.run_all([in_precision(inputs, self.precision) for inputs in every]) if m is not None]
         if len(made) < len(every):
             raise ValueError("the kernel fails on some of the inputs")
         self._last = [] if self.precision else list(zip(every, made, strict=True))

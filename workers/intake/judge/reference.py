@@ -64,9 +64,7 @@ def _file(path: Path, name: str | None) -> types.ModuleType:
     try:
         return load(path, name, traced=False)[0]
     except SyntaxError as error:
-        raise LookupError(
-            f"--reference: line {error.lineno} of {path.name} is not Python: {error.msg}"
-        ) from error
+        raise LookupError(f"--reference: line {error.lineno} of {path.name} is not Python: {error.msg}") from error
 
 
 @functools.cache
@@ -129,10 +127,7 @@ def run_reference(
     ``at``: by a result's number, indices along its axes; then only the elements at their crossings are returned.
     """
     if getattr(function, "takes_arrays", False):  # a kernel module in a process of its own
-        given = {
-            n: np.asarray(a) if isinstance(a, np.ndarray | np.generic) else to_array(a)
-            for n, a in inputs.items()
-        }
+        given = {n: np.asarray(a) if isinstance(a, np.ndarray | np.generic) else to_array(a) for n, a in inputs.items()}
         return _crossing([as_float64(a) for a in function(in_precision(given, precision))], at)
     if is_jax(function):
         return _crossing(_run_jax(function, call, inputs, precision), at)
@@ -142,9 +137,7 @@ def run_reference(
     scope = {**scope_of(call), "torch": torch, "reference": function, **given}
     with torch.no_grad(), _one_thread():
         # torch selects no 8-bit floats, of which all are soon handed over
-        parts = [
-            part if part.element_size() > 1 else to_array(part) for part in reference_results(call, scope)
-        ]
+        parts = [part if part.element_size() > 1 else to_array(part) for part in reference_results(call, scope)]
         return [p if isinstance(p, np.ndarray) else to_array(p) for p in _crossing(parts, at)]
 
 
@@ -183,9 +176,12 @@ def reference_results(call: str, scope: Mapping[str, Any]) -> list[Any]:
         if len(outputs) != len(given) or not all(t.requires_grad for t in outputs):
             raise ValueError("the reference's results are not those that have gradients")
         gradients = torch.autograd.grad(
-            outputs, leaves, [g.to(t.dtype).reshape(t.shape) for g, t in zip(given, outputs, strict=True)],
-            allow_unused=True, materialize_grads=True,
-        )  # fmt: skip
+            outputs,
+            leaves,
+            [g.to(t.dtype).reshape(t.shape) for g, t in zip(given, outputs, strict=True)],
+            allow_unused=True,
+            materialize_grads=True,
+        )
     return [*found, *gradients]
 
 
@@ -219,9 +215,12 @@ def _run_jax(
 
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         scope = {
-            **scope_of(call), "jax": jax, "jnp": jax.numpy, "reference": function,
+            **scope_of(call),
+            "jax": jax,
+            "jnp": jax.numpy,
+            "reference": function,
             **{n: jax.numpy.asarray(a) for n, a in in_precision(inputs, precision).items()},
-        }  # fmt: skip
+        }
         result = eval(compile(f"reference({call})", "call", "eval"), {"__builtins__": {}}, scope)
         return [as_float64(np.asarray(leaf)) for leaf in jax.tree_util.tree_leaves(result)]
 

@@ -103,9 +103,7 @@ def _sample_frame(data: Mapping[str, Any], device: str, believed: set[str]) -> F
             sample = sampling(operator, workload, int(data["seed"]), tables, elements)
         else:
             inputs = operator.make_inputs(workload, int(data["seed"]), kind)
-            sample = Sample(
-                {}, operator.oracle(workload, {n: to_torch(a, device) for n, a in inputs.items()})
-            )
+            sample = Sample({}, operator.oracle(workload, {n: to_torch(a, device) for n, a in inputs.items()}))
     arrays = {f"due/{by}/{n}": a for by, found in sample.references.items() for n, a in found.items()}
     for name, axes in sample.where.items():
         arrays.update({f"where/{name}/{n}": np.asarray(axis) for n, axis in enumerate(axes)})
@@ -132,9 +130,7 @@ def _compare(operator: TakenOperator, function: Callable[..., Any], device: str)
         else:
             far = np.abs(one - other).max(initial=0.0)
             # a reference may round to float32 itself, which two devices do not do alike
-            share = max(
-                ALIKE[operator.precision], 10 ** (-(result.min_db + ROOM_DB) / 20) if result.min_db else 0.0
-            )
+            share = max(ALIKE[operator.precision], 10 ** (-(result.min_db + ROOM_DB) / 20) if result.min_db else 0.0)
             fine = bool(far <= share * max(np.abs(one).max(initial=0.0), 1e-30))
         if not fine:
             raise Unlike(f"{result.name} is another on the device")

@@ -113,8 +113,11 @@ def begun_process(triton: bool) -> subprocess.Popen[bytes]:
     that starts it early need not wait for them."""
     return subprocess.Popen(
         [sys.executable, "-m", "tilewright.workers.intake.judge.self_reference", "triton" if triton else "jax"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=interpreter_environment(),
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=interpreter_environment(),
+    )
 
 
 @functools.cache
@@ -170,7 +173,7 @@ def _pallas(source: str, folder: Path) -> Run:
     build = Original.of_source(source).build(folder) if is_original(source) else module.build
     chip = load_target(getattr(module, "CHIP", "tpu7x")).chip  # the one that it was read in for
     assert chip is not None
-    seed = SeedBuild(chip, build, [], strict=False)
+    seed = SeedBuild(chip, build, [])
     return lambda inputs: seed.run(dict(module.DEFAULTS), list(inputs.values()))
 
 

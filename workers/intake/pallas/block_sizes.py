@@ -20,9 +20,7 @@ from tilewright.fitness.original import Site
 from tilewright.workers.intake.pallas.original import Original
 from tilewright.workers.intake.source.knobs import LANES, Knob, block_values, is_size, values_around
 
-_BLOCK = re.compile(
-    r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I
-)
+_BLOCK = re.compile(r"block|blk|tile|chunk|page|(^|_)b[a-z]{0,2}\d?$|(^|_)t[mnkbsqd]$|rows_per|per_(block|step)", re.I)
 """Names of block sizes: BLOCK_M, blk_q, tile_rows, bm, bkv, tm, rows_per_step."""
 SECONDS = 6.0
 """Most that trying numbers may take; those with the names of block sizes come first."""
@@ -49,9 +47,11 @@ def launches(jaxpr: Any) -> list[Any]:
 
 
 def sizes_within(
-    original: Original, used: Collection[tuple[str, int]], launched: Callable[[Original, Mapping[str, int]], Any],
+    original: Original,
+    used: Collection[tuple[str, int]],
+    launched: Callable[[Original, Mapping[str, int]], Any],
     reserved: Collection[str],
-) -> tuple[Original, list[Knob]]:  # fmt: skip
+) -> tuple[Original, list[Knob]]:
     """The function with the sites of its block sizes, and a knob for each.
 
     ``used``: path and first line of the functions that the call runs. ``launched``: what the call launches, compared
@@ -85,9 +85,7 @@ def sizes_within(
     return replace(original, sites=sites), knobs
 
 
-def _changes(
-    launched: Callable[[Original, Mapping[str, int]], Any], tried: Original, value: int, plain: Any
-) -> bool:
+def _changes(launched: Callable[[Original, Mapping[str, int]], Any], tried: Original, value: int, plain: Any) -> bool:
     try:
         return bool(launched(tried, {"tried": value}) != plain)
     except Exception:  # noqa: BLE001 - a value that the function does not take says nothing
@@ -123,10 +121,7 @@ def _named(node: ast.AST, name: str, runs: Callable[[int], bool]) -> Iterator[tu
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         of = node.args
         positional = zip([*of.posonlyargs, *of.args][::-1], of.defaults[::-1], strict=False)
-        parts = [
-            (one.arg, default)
-            for one, default in (*positional, *zip(of.kwonlyargs, of.kw_defaults, strict=True))
-        ]
+        parts = [(one.arg, default) for one, default in (*positional, *zip(of.kwonlyargs, of.kw_defaults, strict=True))]
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         parts += [("", statement) for statement in node.body if runs(first)]
     elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:

@@ -32,9 +32,18 @@ from tilewright.workers.intake.source.traced_numbers import number_text
 from tilewright.workers.runners.pallas.trace import load_build
 
 _MODULES = {
-    pltpu: "pltpu", pl: "pl", jnp: "jnp", jax.lax: "jax.lax", jax.nn: "jax.nn", math: "math", functools: "functools",
-    jax.tree: "jax.tree", jax.tree_util: "jax.tree_util", np: "jnp", jax: "jax",
-}  # fmt: skip
+    pltpu: "pltpu",
+    pl: "pl",
+    jnp: "jnp",
+    jax.lax: "jax.lax",
+    jax.nn: "jax.nn",
+    math: "math",
+    functools: "functools",
+    jax.tree: "jax.tree",
+    jax.tree_util: "jax.tree_util",
+    np: "jnp",
+    jax: "jax",
+}
 RESERVED = ALL_BUILTINS | frozenset(("jax", "jnp", "pl", "pltpu", "functools", "math", "build", "params"))
 _OPTIONS = {
     "pallas_call": names("debug interpret cost_estimate metadata name input_output_aliases backend"),
@@ -122,9 +131,7 @@ def followed_text(sizes: Mapping[int, str], original: Original, function: Any) -
 class _Transform(ast.NodeTransformer):
     """Rewrites one function. ``scopes``: its closure and globals."""
 
-    def __init__(
-        self, module: FunctionText, scopes: tuple[Mapping[str, Any], ...], node: ast.FunctionDef
-    ) -> None:
+    def __init__(self, module: FunctionText, scopes: tuple[Mapping[str, Any], ...], node: ast.FunctionDef) -> None:
         self._module, self._scopes = module, scopes
         inner = [n for n in ast.walk(node) if n is not node]
         bound = [n.arg for n in inner if isinstance(n, ast.arg)]

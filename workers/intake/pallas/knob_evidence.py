@@ -25,10 +25,14 @@ Below = tuple[str, str]
 
 
 def legal_values(
-    knobs: Sequence[Knob], defaults: Dims, shapes: Sequence[Dims], timed: Sequence[Dims],
-    traced: Callable[[Dims, Dims], ClosedJaxpr], elements: Callable[[Dims, Dims], tuple[int, int]],
+    knobs: Sequence[Knob],
+    defaults: Dims,
+    shapes: Sequence[Dims],
+    timed: Sequence[Dims],
+    traced: Callable[[Dims, Dims], ClosedJaxpr],
+    elements: Callable[[Dims, Dims], tuple[int, int]],
     identity: Callable[[ClosedJaxpr], str],
-) -> tuple[dict[str, dict[str, list[int]]], set[str]]:  # fmt: skip
+) -> tuple[dict[str, dict[str, list[int]]], set[str]]:
     """By shape and knob: the values at which the function can be traced there, the other knobs at their defaults or,
     if those are smaller, at that value (a block of a block), or those of the same default too (square blocks).
     And the knobs of which no value changes anything. ``elements``: of what the kernels then read and write, and of the
@@ -63,9 +67,10 @@ def legal_values(
                     break
             least = min((covered for _, covered in sizes.values()), default=0)
             found[label][name] = [
-                v for v, (size, covered) in sizes.items()
+                v
+                for v, (size, covered) in sizes.items()
                 if (all(sizes[u][0] >= size for u in sizes if 2 * u >= v) if v in knob.values else covered == least)
-            ]  # fmt: skip
+            ]
     return found, {k.name for k in knobs} - telling if found else set()
 
 
@@ -79,9 +84,7 @@ def values_taken(
 ) -> Knob:
     """A knob with the values that a ``timed`` shape takes, and every shape at which answers are ``checked``."""
     every = (*knob.values, *knob.parts)
-    kept_values = (
-        {v for label in timed for v in legal.get(label, {}).get(knob.name, every)} if legal else {*every}
-    )
+    kept_values = {v for label in timed for v in legal.get(label, {}).get(knob.name, every)} if legal else {*every}
     for label in checked:
         kept_values &= {*legal.get(label, {}).get(knob.name, every)}
     kept_values.add(knob.default)
@@ -90,9 +93,7 @@ def values_taken(
 
 
 def smallest_taking(
-    shapes: Sequence[CheckedShape],
-    legal: Mapping[str, Mapping[str, Sequence[int]]],
-    params: Mapping[str, int],
+    shapes: Sequence[CheckedShape], legal: Mapping[str, Mapping[str, Sequence[int]]], params: Mapping[str, int]
 ) -> CheckedShape:
     """The last of the checked shapes, which is the smallest, if it takes these parameters; else the first."""
     taken = legal.get(label_of(shapes[-1].dims), {})
@@ -100,10 +101,13 @@ def smallest_taking(
 
 
 def tiling_knobs(
-    knobs: Sequence[Knob], defaults: Mapping[str, int], shape_of: Callable[[Mapping[str, int]], CheckedShape],
-    results: Sequence[Result], outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
+    knobs: Sequence[Knob],
+    defaults: Mapping[str, int],
+    shape_of: Callable[[Mapping[str, int]], CheckedShape],
+    results: Sequence[Result],
+    outputs_of: Callable[[Mapping[str, int], Mapping[str, np.ndarray]], list[np.ndarray]],
     expected: Callable[[Mapping[str, int], Dims], float],
-) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:  # fmt: skip
+) -> tuple[dict[str, tuple[int, ...]], list[dict[str, Any]], list[Below], dict[str, str]]:
     """Which knobs only tile, which keep their value and why, which may not be above which, and which are equal to
     another one: both are one size, and only work as such. ``shape_of``: where parameters are tried. ``outputs_of``: of
     parameters and inputs. ``expected``: seconds that these will take; what is left for all must suffice."""

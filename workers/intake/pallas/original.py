@@ -98,9 +98,12 @@ class Original:
         def build(params: Params) -> Callable[..., Any]:
             inside = {name: params[name] for name in self.sites if name in params}
             scope = {
-                **scope_of(self.call), "jax": jax, "jnp": jnp, "params": dict(params),
+                **scope_of(self.call),
+                "jax": jax,
+                "jnp": jnp,
+                "params": dict(params),
                 "original": load_once(tuple(inside.items())),
-            }  # fmt: skip
+            }
             made = eval(f"lambda {', '.join(self.operands)}: original({self.call})", scope)
 
             def apply(*operands: Any) -> Any:
@@ -137,13 +140,22 @@ def _forget(root: Path) -> None:
 def on_chip(chip: Mapping[str, Any]) -> Iterator[None]:
     """While it is entered, code finds the target's TPU: ``kind`` and ``cores``."""
     device = types.SimpleNamespace(
-        device_kind=chip["kind"], platform="tpu", num_cores=chip["cores"], id=0, process_index=0,
-        client=types.SimpleNamespace(platform_version="", platform="tpu"), coords=(0, 0, 0), core_on_chip=0,
-    )  # fmt: skip
+        device_kind=chip["kind"],
+        platform="tpu",
+        num_cores=chip["cores"],
+        id=0,
+        process_index=0,
+        client=types.SimpleNamespace(platform_version="", platform="tpu"),
+        coords=(0, 0, 0),
+        core_on_chip=0,
+    )
     answers = {
-        "devices": [device], "local_devices": [device], "device_count": 1, "local_device_count": 1,
+        "devices": [device],
+        "local_devices": [device],
+        "device_count": 1,
+        "local_device_count": 1,
         "default_backend": "tpu",
-    }  # fmt: skip
+    }
     add_old_names()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(jax, "jit", _jit_of(jax.jit)))

@@ -95,9 +95,7 @@ def answer_to(request: Request) -> Answer:
     def traced(module: Module, params: Mapping[str, int]) -> str:
         with contextlib.suppress(Exception):  # a size that this shape does not take
             tried = SeedBuild(chip, module.build(folder), _sized(operands, 0))
-            return tried.identity(
-                unwrapped(tried.closed({}, params))
-            )  # rewrites see it without its ``jax.jit``
+            return tried.identity(unwrapped(tried.closed({}, params)))  # rewrites see it without its ``jax.jit``
         return ""
 
     with on_chip(device):
@@ -105,7 +103,7 @@ def answer_to(request: Request) -> Answer:
     answer: dict[str, Any] = {
         "refusals": [],
         "knobs": [{"name": k.name, "default": k.default, "values": list(k.values), "source": k.source} for k in knobs],
-    }  # fmt: skip
+    }
     answer.update(judge(request, chip, followed, operands, calls, knobs, places))
     answer["notes"] = [*([note] if note else []), *answer.pop("judge_notes", ())]
     return answer
@@ -165,18 +163,14 @@ def _called(function: Any, call: Call, home: str) -> set[tuple[str, int]]:
     return found
 
 
-def _operands(
-    calls: Sequence[Any], parameters: Sequence[str]
-) -> tuple[list[Operand], dict[Any, str], list[Any]]:
+def _operands(calls: Sequence[Any], parameters: Sequence[str]) -> tuple[list[Operand], dict[Any, str], list[Any]]:
     """Operands; the other arguments as text, by position or keyword."""
     names = [parameters[n] if n < len(parameters) else f"x{n}" for n in range(len(calls[0].arguments))]
     tensors = dimensions.tensor_places(calls, names)
     operands, places = dimensions.operands(calls, tensors, frozenset(("inputs", "params", *RESERVED)))
     by_place = {p: o.name for o, p in zip(operands, places, strict=True)}
 
-    argument_texts: dict[Any, str] = {
-        n: python_text(v, (n,), by_place, "()") for n, v in enumerate(calls[0].arguments)
-    }
+    argument_texts: dict[Any, str] = {n: python_text(v, (n,), by_place, "()") for n, v in enumerate(calls[0].arguments)}
     argument_texts.update({k: python_text(v, (k,), by_place, "()") for k, v in calls[0].keywords.items()})
     return operands, argument_texts, places
 
@@ -228,10 +222,7 @@ def _object_knobs(
 
 
 def _followed(
-    original: Original,
-    knobs: Sequence[Knob],
-    traced: Callable[[Module, Mapping[str, int]], str],
-    folder: Path,
+    original: Original, knobs: Sequence[Knob], traced: Callable[[Module, Mapping[str, int]], str], folder: Path
 ) -> tuple[Module, str]:
     """The function's text, where that does the same; else the function as it stands, and a line that says why.
 
@@ -240,9 +231,7 @@ def _followed(
     sizes = {name: _MARKS + place for place, name in enumerate(original.sites)}
     reason = "a copy of its text traces to something else"
     try:
-        text = followed_text(
-            {mark: name for name, mark in sizes.items()}, original, original.loaded(sizes, folder)
-        )
+        text = followed_text({mark: name for name, mark in sizes.items()}, original, original.loaded(sizes, folder))
         violations = dialect.check(text.source(""), entry="build")
         if violations:
             reason = violations[0].what

@@ -162,9 +162,7 @@ class SeedBuild:
             if 0 in mapping.grid:  # a block that is larger than what it divides
                 raise Refusal(f"the grid is empty for {dict(dims)} and {dict(params)}: the kernel never runs")
             if not _reaches(mapping):
-                raise Refusal(
-                    f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}"
-                )
+                raise Refusal(f"a block begins behind the end of its operand for {dict(dims)} and {dict(params)}")
             with self.mesh():
                 lowering._check_block_mappings(mapping.block_mappings, None, info, CoreType.TC)
         return closed
@@ -195,8 +193,7 @@ class SeedBuild:
                     closed = self.closed(dims, params[label])
                     made = closed.out_avals
                     outputs = [
-                        {"name": f"o{n}", "shape": list(m.shape), "dtype": m.dtype.name}
-                        for n, m in enumerate(made)
+                        {"name": f"o{n}", "shape": list(m.shape), "dtype": m.dtype.name} for n, m in enumerate(made)
                     ]
                     workload = {"id": "seed", "inputs": specs, "outputs": outputs}
                     check_form(closed, workload)
@@ -206,9 +203,7 @@ class SeedBuild:
                 facts = structure.ModuleFacts.from_data(module_facts(module, bind(module, known)))
             except Exception as error:  # noqa: BLE001 - whatever lowering raises
                 row = describe(error)
-                reasons.append(
-                    f"it does not lower for {self.chip.name}: {row['type']}: {row['message']}"[:400]
-                )
+                reasons.append(f"it does not lower for {self.chip.name}: {row['type']}: {row['message']}"[:400])
                 continue
             own = structure.work_beside(facts)
             own |= {UNREAD} if facts.unused_operands else set()
@@ -249,9 +244,7 @@ def _picked(jaxpr: Any, origins: dict[Any, set[int]]) -> set[int]:
             count = mapping.num_dynamic_grid_bounds
             for of, ref in zip(given[count:], params["jaxpr"].invars, strict=False):
                 found |= of if str(getattr(ref.aval, "memory_space", "")) in ("any", "hbm") else set()
-            for of, block in zip(
-                given[count + mapping.num_index_operands :], mapping.block_mappings, strict=False
-            ):
+            for of, block in zip(given[count + mapping.num_index_operands :], mapping.block_mappings, strict=False):
                 place = block.index_map_jaxpr.jaxpr  # may depend on integers beside the axes of the grid
                 integers = set(place.invars[len(mapping.grid) :])
                 asked = (v for e in place.eqns for v in e.invars if not isinstance(v, Literal))
@@ -280,8 +273,6 @@ def _reaches(mapping: Any) -> bool:
             continue  # values say where
         at = jax.core.eval_jaxpr(index_map.jaxpr, index_map.consts, *last)
         steps = [getattr(size, "block_size", 1) for size in block.block_shape]
-        if any(
-            int(n) * step >= size for n, step, size in zip(at, steps, block.array_aval.shape, strict=True)
-        ):
+        if any(int(n) * step >= size for n, step, size in zip(at, steps, block.array_aval.shape, strict=True)):
             return False
     return True

@@ -26,13 +26,7 @@ from tilewright.workers.intake.calls.sizes import label_of, shape_text
 from tilewright.workers.intake.child_program import Answer, Refusal, refused, show_step
 from tilewright.workers.intake.judge import bounds
 from tilewright.workers.intake.judge.bounds import wrong
-from tilewright.workers.intake.judge.input_kinds import (
-    CheckedShape,
-    Effort,
-    InputKinds,
-    inputs_of,
-    negative_numbers,
-)
+from tilewright.workers.intake.judge.input_kinds import CheckedShape, Effort, InputKinds, inputs_of, negative_numbers
 from tilewright.workers.intake.judge.inputs import draw
 from tilewright.workers.intake.judge.oracles import Oracle, OwnAnswers
 from tilewright.workers.intake.judge.reference import function_of
@@ -71,9 +65,14 @@ Module = Original | FollowedText
 
 
 def judge(
-    request: Mapping[str, Any], chip: Chip, module: Module, operands: list[Operand], calls: Sequence[Call],
-    knobs: Sequence[Knob], places: Sequence[Place],
-) -> Answer:  # fmt: skip
+    request: Mapping[str, Any],
+    chip: Chip,
+    module: Module,
+    operands: list[Operand],
+    calls: Sequence[Call],
+    knobs: Sequence[Knob],
+    places: Sequence[Place],
+) -> Answer:
     """The answer for a module. Raises Refusal."""
     folder = Path(request["folder"])
     show_step("running it")
@@ -110,8 +109,11 @@ def judge(
     operands, all_dims = dimensions.name_dimensions(operands, len(calls), takes, size=size, few=few)
     shapes = _shapes_with(
         with_values(request.get("values", ""), folder, [label_of(dims) for dims in all_dims], operands),
-        all_dims[0], seed, defaults, oracle,
-    )  # fmt: skip
+        all_dims[0],
+        seed,
+        defaults,
+        oracle,
+    )
     operands, seed.strict = list(seed.operands), False  # nothing is read outside of these shapes
     multiplies = "dot_general" in str(seed.closed(shapes[0].dims, defaults))
     factors = bounds.factors(operands, shapes[0].dims) if multiplies else ""
@@ -132,7 +134,8 @@ def judge(
     # of a kernel that is its own judge nothing is off, and each answer is a run
     tried = shapes if isinstance(oracle, Oracle) else [min(shapes, key=lambda shape: shape.elements)]
     kinds = InputKinds(operands, tried, oracle, run_all, effort, factors, module.source(""), numbers)
-    operands = seed.operands = kinds.operands
+    operands, seed.strict = kinds.operands, True  # other bits may be far off after many steps
+    seed.operands = operands
     if isinstance(oracle, Oracle):
         _add_timed(kinds, seed, oracle, [d for d in all_dims if all(d != s.dims for s in shapes)], defaults)
     results, failed = kinds.results(_result_sizes(seed, all_dims[0], defaults, shapes))
@@ -152,9 +155,7 @@ def judge(
             knob.values = tuple(v for v in knob.values if v >= knob.default)
             knob.parts = tuple(v for v in knob.parts if v >= knob.default)
     show_step("trying sizes")
-    legal, idle = knob_evidence.legal_values(
-        knobs, defaults, every, all_dims, traced, seed.elements, seed.identity
-    )
+    legal, idle = knob_evidence.legal_values(knobs, defaults, every, all_dims, traced, seed.elements, seed.identity)
     knobs = [knob_evidence.values_taken(k, legal, labels, checked[:1]) for k in knobs]
     telling = [k for k in knobs if k.name not in idle and len({*k.values, *k.parts}) > 1]
 
@@ -183,9 +184,7 @@ def judge(
                 near = min(kept, key=lambda v, own=chosen[name]: (abs(math.log2(v / own)), v))  # type: ignore[misc]
                 starts[label] = {**starts[label], name: near}
     replaced = {
-        k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default)
-        for k in knobs
-        if k.name not in space
+        k.name: f'params["{tied[k.name]}"]' if k.name in tied else repr(k.default) for k in knobs if k.name not in space
     }
     module = module.settled(replaced)
     text = module.source(f"SPACE = {space!r}\nDEFAULTS = {chosen!r}\nCONSTRAINTS = {constraints!r}\n")
@@ -204,18 +203,29 @@ def judge(
         then = "every candidate must, too, and times are of the kernels alone" if alone else then
         notes.append(f"the function computes {', '.join(sorted(names))} outside its kernels: {then}")
     return {
-        "source": text, "space": {k: list(v) for k, v in space.items()}, "defaults": chosen, "fixed": fixed,
+        "source": text,
+        "space": {k: list(v) for k, v in space.items()},
+        "defaults": chosen,
+        "fixed": fixed,
         "operands": [operand_row(o) for o in operands],
         "results": [[r.name, r.dtype, list(r.shape), r.min_db, r.worst, r.place, r.leans] for r in results],
-        "call": oracle.call, "precision": oracle.precision, "check": [shape.dims for shape in shapes],
-        "constraints": constraints, "judge_notes": notes, "beside": sorted(beside),
+        "call": oracle.call,
+        "precision": oracle.precision,
+        "check": [shape.dims for shape in shapes],
+        "constraints": constraints,
+        "judge_notes": notes,
+        "beside": sorted(beside),
         "moved": {label: count for label, count in moved.items() if count},
-        "kinds": kinds.names, "spread": kinds.spread, "independent": [], "dims": all_dims, "work": work,
+        "kinds": kinds.names,
+        "spread": kinds.spread,
+        "independent": [],
+        "dims": all_dims,
+        "work": work,
         "chip": chip.name,
         "legal": {
             label: {n: [v for v in values[n] if v in space[n]] for n in space} for label, values in legal.items()
         },
-    }  # fmt: skip
+    }
 
 
 def _written(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) -> int:
@@ -242,9 +252,8 @@ def _moved(seed: SeedBuild, dims: Mapping[str, int], params: Mapping[str, int]) 
 
 
 def _add_timed(
-    kinds: InputKinds, seed: SeedBuild, oracle: Oracle, timed: Sequence[Mapping[str, int]],
-    defaults: Mapping[str, int],
-) -> None:  # fmt: skip
+    kinds: InputKinds, seed: SeedBuild, oracle: Oracle, timed: Sequence[Mapping[str, int]], defaults: Mapping[str, int]
+) -> None:
     """Readings of the seed at timed shapes, as the campaign's gates take them: bounds must hold there, too."""
     began = time.process_time()
     for dims in timed:
@@ -295,9 +304,12 @@ def _called(oracle: Oracle, call: str, operands: Sequence[Operand]) -> Any:
 
 
 def _shapes_with(
-    operands: Sequence[Operand], dims: Mapping[str, int], seed: SeedBuild, defaults: Mapping[str, int],
+    operands: Sequence[Operand],
+    dims: Mapping[str, int],
+    seed: SeedBuild,
+    defaults: Mapping[str, int],
     oracle: Oracle | OwnAnswers,
-) -> list[CheckedShape]:  # fmt: skip
+) -> list[CheckedShape]:
     """``_checked_shapes`` with the caller's own integers, where there are any: with drawn page tables and lengths a
     kernel may wait for ever, or do nothing. Else with operands that are drawn, or all the caller's own. Raises Refusal
     of the first way."""
@@ -348,9 +360,7 @@ def _checked_shapes(
         if any(shape.dims == small for shape in found):
             continue
         if (count := elements(small)) > MOST_ELEMENTS:
-            reasons.append(
-                f"{label_of(small)}: {count} elements, of at most {MOST_ELEMENTS} that are interpreted"
-            )
+            reasons.append(f"{label_of(small)}: {count} elements, of at most {MOST_ELEMENTS} that are interpreted")
             continue
         try:
             rng = np.random.default_rng(17)
@@ -422,9 +432,7 @@ def _result_sizes(
 ) -> list[tuple[int | str, ...]]:
     """Shapes of the results by dimensions. Raises Refusal where they follow from no dimension."""
     seen = [(shape.dims, [output.shape for output in shape.outputs]) for shape in shapes]
-    unlike = dict[
-        str, int
-    ]()  # sizes that differ, and are no larger than that takes: functions loop over them
+    unlike = dict[str, int]()  # sizes that differ, and are no larger than that takes: functions loop over them
     for name, size in dims.items():
         unlike[name] = next(size << n for n in range(1, 99) if size << n not in unlike.values())
     with contextlib.suppress(Exception):  # the function may not take such sizes

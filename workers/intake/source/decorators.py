@@ -14,9 +14,7 @@ def is_kernel(statement: ast.stmt) -> bool:
     return any(re.search(r"\bjit\b", ast.unparse(decorator).split("(")[0]) for decorator in decorators)
 
 
-def undecorated_kernel(
-    node: ast.FunctionDef, why: str, module: types.ModuleType, define: Callable[[], str]
-) -> str:
+def undecorated_kernel(node: ast.FunctionDef, why: str, module: types.ModuleType, define: Callable[[], str]) -> str:
     """Leave Triton's own decorators of a kernel alone, where another fails or launches it in its own way.
 
     A tuner of somebody's own becomes Triton's, with its configurations. ``why``: what the statement raised; ``define``

@@ -48,12 +48,9 @@ def _real(value: Any = 0.0) -> Any:
     return float(value)
 
 
-_TRACED = {
-    name: traced_numbers.call(name, getattr(builtins, name)) for name in ("min", "max", "abs", "round")
-}
+_TRACED = {name: traced_numbers.call(name, getattr(builtins, name)) for name in ("min", "max", "abs", "round")}
 _MATHS = {
-    name: traced_numbers.call(f"math.{name}", getattr(math, name))
-    for name in ("ceil", "floor", "sqrt", "log2", "log")
+    name: traced_numbers.call(f"math.{name}", getattr(math, name)) for name in ("ceil", "floor", "sqrt", "log2", "log")
 }
 
 HOOKS = {

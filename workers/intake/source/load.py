@@ -28,9 +28,17 @@ from tilewright.workers.intake.source.hooked_calls import HOOKS, CallHooks
 
 _KEPT_CALLS = ("sys.", "os.", "warnings.", "logging.")
 _HARMLESS = (
-    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
-    ast.AugAssign, ast.If, ast.Try,
-)  # fmt: skip
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.If,
+    ast.Try,
+)
 
 
 class MissingName:
@@ -93,9 +101,7 @@ class PackageLoader(MetaPathFinder, Loader):
         """The texts of the user's file and of those that were loaded for it, by their places below the root."""
         loaded = [m for m in list(sys.modules.values()) if getattr(m, "__loader__", None) is self]
         places = {user, *(Path(m.__file__) for m in loaded if m.__file__)}
-        return {
-            p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8-sig") for p in sorted(places)
-        }
+        return {p.relative_to(self._root).as_posix(): p.read_text(encoding="utf-8-sig") for p in sorted(places)}
 
     def place(self, path: Path) -> str:
         """A file's place below the root."""
@@ -172,10 +178,7 @@ class PackageLoader(MetaPathFinder, Loader):
         tree = ast.parse(text, path)
         needed = _reachable_names(tree, wanted) if wanted else None
         future = [
-            n.name
-            for s in tree.body
-            if isinstance(s, ast.ImportFrom) and s.module == "__future__"
-            for n in s.names
+            n.name for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__" for n in s.names
         ]
         flags = __future__.annotations.compiler_flag if "annotations" in future else 0
         # what the user's file does below its functions is a benchmark; what a package's file does sets it up
@@ -191,9 +194,7 @@ class PackageLoader(MetaPathFinder, Loader):
             if why and isinstance(hooked, ast.FunctionDef):  # it may only annotate with what is not here
                 why = _run_statement(hooked, path, flags | __future__.annotations.compiler_flag, module)
             if isinstance(hooked, ast.FunctionDef) and is_kernel(statement):
-                why = undecorated_kernel(
-                    hooked, why, module, partial(_run_statement, hooked, path, flags, module)
-                )
+                why = undecorated_kernel(hooked, why, module, partial(_run_statement, hooked, path, flags, module))
             if why and isinstance(hooked, ast.ImportFrom):
                 _usual(hooked, module)
             for name in _bound(statement) if why else ():
@@ -203,12 +204,7 @@ class PackageLoader(MetaPathFinder, Loader):
         """Statements; of a ``try`` that imports a package of others that nothing has loaded those of its way out, if
         these leave no name out that is used: what a helper can do without may take ten seconds."""
         for statement in body:
-            if (
-                isinstance(statement, ast.Try)
-                and statement.handlers
-                and _loads(statement)
-                and not self._own(statement)
-            ):
+            if isinstance(statement, ast.Try) and statement.handlers and _loads(statement) and not self._own(statement):
                 way = statement.handlers[0].body
                 lost = {n for s in statement.body for n in _bound(s)} - {n for s in way for n in _bound(s)}
                 others = (n for s in body if s is not statement for n in ast.walk(s))
@@ -245,9 +241,13 @@ def _run_statement(statement: ast.AST, path: str, flags: int, module: types.Modu
 
 
 _USUAL = {
-    **MODULES, "F": "torch.nn.functional", "nn": "torch.nn", "lax": "jax.lax", "pl": "jax.experimental.pallas",
+    **MODULES,
+    "F": "torch.nn.functional",
+    "nn": "torch.nn",
+    "lax": "jax.lax",
+    "pl": "jax.experimental.pallas",
     "pltpu": "jax.experimental.pallas.tpu",
-}  # fmt: skip
+}
 
 
 def _usual(node: ast.ImportFrom, module: types.ModuleType) -> None:
@@ -287,9 +287,7 @@ def _keeps_statement(statement: ast.stmt, needed: set[str] | None, helper: bool)
         return False
     if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
         return False
-    if needed is not None and (
-        isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or _loads(statement)
-    ):
+    if needed is not None and (isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) or _loads(statement)):
         return any(name in needed or name == "*" for name in _bound(statement))
     return True
 

@@ -8,9 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 
-def object_of(
-    node: ast.expr, local: Collection[str], scopes: Sequence[Mapping[str, Any]]
-) -> tuple[bool, Any]:
+def object_of(node: ast.expr, local: Collection[str], scopes: Sequence[Mapping[str, Any]]) -> tuple[bool, Any]:
     """Whether a global name, or a chain of attributes of a module, stands for an object, and the object.
 
     ``local``: names that the function binds itself; ``scopes``: closure and globals, nearest first.

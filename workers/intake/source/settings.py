@@ -17,8 +17,9 @@ SWITCHES = {
     "allow_tf32": ("torch.backends.cuda.matmul.allow_tf32", "torch.backends.cudnn.allow_tf32"),
     "get_float32_matmul_precision": ("torch.get_float32_matmul_precision()",),
     "are_deterministic_algorithms_enabled": ("torch.are_deterministic_algorithms_enabled()",),
-    "deterministic": ("torch.backends.cudnn.deterministic",), "is_grad_enabled": ("torch.is_grad_enabled()",),
-}  # fmt: skip
+    "deterministic": ("torch.backends.cudnn.deterministic",),
+    "is_grad_enabled": ("torch.is_grad_enabled()",),
+}
 """By a name in a function's code, what it may ask."""
 
 
@@ -54,9 +55,7 @@ class SettingsRead:
                     rows.setdefault((str(space["__name__"]), str(space["__file__"])), {}).update(values)
             asked = [text for name in code.co_names for text in SWITCHES.get(name, ())]
             if {"environ", "getenv"} & {*code.co_names}:
-                keys = [
-                    c for c in code.co_consts if isinstance(c, str) and re.fullmatch(r"[A-Z][A-Z0-9_]+", c)
-                ]
+                keys = [c for c in code.co_consts if isinstance(c, str) and re.fullmatch(r"[A-Z][A-Z0-9_]+", c)]
                 asked += [f"os.environ.get({key!r})" for key in keys]
             switches.update({text: eval(text, {"torch": torch, "os": os}) for text in asked})
         return {"globals": [[*place, values] for place, values in rows.items()], "switches": switches}

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 import torch.library
 
-_BESIDE = (
-    "register_fake", "register_kernel", "register_autograd", "register_vmap", "register_torch_dispatch",
-)  # fmt: skip
+_BESIDE = ("register_fake", "register_kernel", "register_autograd", "register_vmap", "register_torch_dispatch")
 """What registers something else than the kernel."""
 
 _WITHOUT_DATA = ("META", "FAKE", "AUTOGRAD")
@@ -24,9 +22,13 @@ def register_nothing() -> None:
     if library.Library is _Library:
         return  # what stands in for another stand-in sees that it was called from here, not from torch
     instead = {
-        "custom_op": _registered, "triton_op": _registered, "define": _ignored, "impl": _implemented,
-        "wrap_triton": lambda kernel: kernel, **dict.fromkeys(("impl_abstract", *_BESIDE), _ignored),
-    }  # fmt: skip
+        "custom_op": _registered,
+        "triton_op": _registered,
+        "define": _ignored,
+        "impl": _implemented,
+        "wrap_triton": lambda kernel: kernel,
+        **dict.fromkeys(("impl_abstract", *_BESIDE), _ignored),
+    }
     for name, stand_in in instead.items():
         if hasattr(library, name):
             setattr(library, name, _unless_torch(getattr(library, name), stand_in))

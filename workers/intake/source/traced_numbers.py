@@ -121,11 +121,7 @@ def call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def noted(*arguments: Any, **options: Any) -> Any:
         only = arguments[0] if len(arguments) == 1 else None
         flat = tuple(only) if isinstance(only, list | tuple) else arguments
-        if (
-            options
-            or not any(isinstance(a, Traced) for a in flat)
-            or not all(isinstance(a, int | float) for a in flat)
-        ):
+        if options or not any(isinstance(a, Traced) for a in flat) or not all(isinstance(a, int | float) for a in flat):
             return function(*arguments, **options)
         value = function(*map(plain, flat))
         if not isinstance(value, int | float):
@@ -144,15 +140,27 @@ def product(values: Sequence[Any]) -> Any:
 
 
 _BINARY = {
-    "add": ("+", operator.add), "sub": ("-", operator.sub), "mul": ("*", operator.mul),
-    "truediv": ("/", operator.truediv), "floordiv": ("//", operator.floordiv), "mod": ("%", operator.mod),
-    "pow": ("**", operator.pow), "and": ("&", operator.and_), "or": ("|", operator.or_),
-    "xor": ("^", operator.xor), "lshift": ("<<", operator.lshift), "rshift": (">>", operator.rshift),
-}  # fmt: skip
+    "add": ("+", operator.add),
+    "sub": ("-", operator.sub),
+    "mul": ("*", operator.mul),
+    "truediv": ("/", operator.truediv),
+    "floordiv": ("//", operator.floordiv),
+    "mod": ("%", operator.mod),
+    "pow": ("**", operator.pow),
+    "and": ("&", operator.and_),
+    "or": ("|", operator.or_),
+    "xor": ("^", operator.xor),
+    "lshift": ("<<", operator.lshift),
+    "rshift": (">>", operator.rshift),
+}
 _COMPARED = {
-    "lt": ("<", operator.lt), "le": ("<=", operator.le), "gt": (">", operator.gt), "ge": (">=", operator.ge),
-    "eq": ("==", operator.eq), "ne": ("!=", operator.ne),
-}  # fmt: skip
+    "lt": ("<", operator.lt),
+    "le": ("<=", operator.le),
+    "gt": (">", operator.gt),
+    "ge": (">=", operator.ge),
+    "eq": ("==", operator.eq),
+    "ne": ("!=", operator.ne),
+}
 
 
 def _binary(symbol: str, function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any], Any]:

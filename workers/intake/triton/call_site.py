@@ -113,8 +113,7 @@ class CallSite:
             return re.sub(r"\w+", lambda f: names.get(f[0], f[0]), size) if isinstance(size, str) else size
 
         self.operands = [
-            replace(o, shape=tuple(map(put, o.shape)), below=put(o.below), total=put(o.total))
-            for o in self.operands
+            replace(o, shape=tuple(map(put, o.shape)), below=put(o.below), total=put(o.total)) for o in self.operands
         ]
         self.dims = [{n: size for n, size in d.items() if names[n] == n} for d in self.dims]
         return len(firsts) < len(names)
@@ -128,14 +127,10 @@ class CallSite:
         codes = {place: self._followed(place, self.dims[0])[1] for place in self.followed}
         if self.pair is None:
             return reference_calls(self.calls[0], self.operands, self.places, texts=codes)
-        own = [
-            (o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)
-        ]
+        own = [(o, p) for o, p in zip(self.operands, self.places, strict=True) if not o.name.startswith(GRADIENT)]
         given = [o.name for o in self.operands if o.name.startswith(GRADIENT)]
         leaves = [next(o.name for o, p in own if p == (n,)) for n in self.pair.wanted]
-        call = replace(
-            self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given}
-        )
+        call = replace(self.calls[0], keywords={k: v for k, v in self.calls[0].keywords.items() if k not in given})
         halves = f"{BACKWARD}({''.join(f'{n}, ' for n in leaves)}), ({''.join(f'{n}, ' for n in given)})"
         texts = reference_calls(call, [o for o, _ in own], [p for _, p in own], texts=codes)
         return [text + halves for text in texts]
@@ -147,9 +142,11 @@ class CallSite:
     def module_at(self, dims: Mapping[str, int], results: ResultTypes) -> KernelModule:
         """The module of the first call, recorded at these dimensions. Raises Refusal, and what the function raises."""
         origin = Origin(
-            f"{Path(self.path).name}:{self.name}", {o.name: o.shape for o in self.operands},
-            {f"D{name}_": value for name, value in device_numbers(self.part).items()}, self.keeps_arguments,
-        )  # fmt: skip
+            f"{Path(self.path).name}:{self.name}",
+            {o.name: o.shape for o in self.operands},
+            {f"D{name}_": value for name, value in device_numbers(self.part).items()},
+            self.keeps_arguments,
+        )
         return module_of(self.trace_at(dims), origin, results)
 
     def trace_at(self, dims: Mapping[str, int]) -> Trace:
@@ -186,9 +183,7 @@ class CallSite:
             given = {o.name: _blank(o, dims, device) for o in self.operands}
             try:
                 with torch.no_grad(), torch.device(device):
-                    result = reference_results(
-                        call, {**scope_of(call), "torch": torch, "reference": function, **given}
-                    )
+                    result = reference_results(call, {**scope_of(call), "torch": torch, "reference": function, **given})
             except Exception:  # noqa: BLE001 - another way to call it may work
                 continue
             found = [(tuple(t.shape), t.dtype) for t in result]

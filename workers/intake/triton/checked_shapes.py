@@ -43,9 +43,11 @@ SHAPES_SECONDS, SLOW_SECONDS = 8.0, 1.5
 together: each is run for every kind of inputs."""
 
 SCALES: Mapping[str, Sequence[int]] = {
-    "odd": (7, 70, 37, 19, 11, 5), "even": (16, 128, 64, 32, 16, 16), "large": (32, 256, 128, 64, 32, 16),
+    "odd": (7, 70, 37, 19, 11, 5),
+    "even": (16, 128, 64, 32, 16, 16),
+    "large": (32, 256, 128, 64, 32, 16),
     "deep": (4, 4, 4, 4, 4, 4),
-}  # fmt: skip
+}
 """Sizes by the place of a dimension."""
 
 TILES = frozenset((16, 32, 64, 128, 256, 512, 1024, 2048, 4096))
@@ -166,9 +168,12 @@ def joined_reasons(reasons: Mapping[str, str]) -> str:
 
 
 def thinned(
-    seed: Seed, small: dict[str, int], holds: Callable[[Mapping[str, int]], bool], slow: bool | None,
+    seed: Seed,
+    small: dict[str, int],
+    holds: Callable[[Mapping[str, int]], bool],
+    slow: bool | None,
     least: Sequence[int] = THIN,
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """The shape, with fewer elements where it would launch many programs, or where others were too ``slow``, if the
     recording holds there. ``slow`` None: along axes of which each element has programs of its own, as no tile has. Of
     heads that share those of another axis, both are made fewer, and of axes of one size in the call, too."""
@@ -215,9 +220,7 @@ def check_dims(dims: Mapping[str, int], scale: str, rank: int) -> dict[str, int]
     return made
 
 
-def ladder(
-    dims: Mapping[str, int], rank: int, holds: Callable[[Mapping[str, int]], bool]
-) -> Iterator[dict[str, int]]:
+def ladder(dims: Mapping[str, int], rank: int, holds: Callable[[Mapping[str, int]], bool]) -> Iterator[dict[str, int]]:
     """Small shapes to try, the most telling first.
 
     ``holds``: whether the wrapper does the same at a shape. A dimension that must keep its size (a head's, which the
@@ -237,9 +240,11 @@ def last_resorts(dims: Mapping[str, int]) -> list[dict[str, int]]:
 
 
 def looped(
-    dims: Mapping[str, int], tiles: Collection[int], holds: Callable[[Mapping[str, int]], bool],
+    dims: Mapping[str, int],
+    tiles: Collection[int],
+    holds: Callable[[Mapping[str, int]], bool],
     fits: Callable[[Mapping[str, int]], bool] = lambda dims: True,
-) -> Iterator[dict[str, int]]:  # fmt: skip
+) -> Iterator[dict[str, int]]:
     """Shapes of two or three tiles and a part along every axis, with a tail and without one: loops run again there,
     programs follow each other, and neighbouring axes differ in their number of tiles.
 
@@ -250,15 +255,9 @@ def looped(
         odd = [(2 + place % 2) * tile + 7 + 2 * place for place in range(len(dims))]
         even = [(2 + place % 2) * tile + max(tile // 2, 16) for place in range(len(dims))]
         for sizes in (odd, even):
-            aim = {
-                n: min(s, size if s > FEW else SOME) for (n, s), size in zip(dims.items(), sizes, strict=True)
-            }
+            aim = {n: min(s, size if s > FEW else SOME) for (n, s), size in zip(dims.items(), sizes, strict=True)}
             if fits(aim):
-                yield (
-                    aim
-                    if holds(aim)
-                    else reduced(dims, {n: (size, *WHOLE) for n, size in aim.items()}, holds)
-                )
+                yield (aim if holds(aim) else reduced(dims, {n: (size, *WHOLE) for n, size in aim.items()}, holds))
         if fits(aim):
             return
 

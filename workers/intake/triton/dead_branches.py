@@ -40,9 +40,10 @@ def constants_of(launches: Sequence[Mapping[str, Any]], selecting: Collection[st
     found: dict[str, Any] = {}
     for place, arguments in enumerate(launches):
         here = {
-            name: _constant(value) for name, value in arguments.items()
+            name: _constant(value)
+            for name, value in arguments.items()
             if _is_constant(value) and (type(value) is not int or value < 2 or name in selecting)
-        }  # fmt: skip
+        }
         found = here if place == 0 else {n: v for n, v in found.items() if n in here and _same(v, here[n])}
     return found
 
@@ -113,11 +114,7 @@ class _Cut(ast.NodeTransformer):
                 return decisive
             return None if None in parts else not decisive
         text = re.sub(r"\b(\w+)\.value\b", r"\1", ast.unparse(node))  # of a constexpr
-        if (
-            isinstance(node, ast.Call)
-            and len(node.args) == 1
-            and ast.unparse(node.func).endswith("constexpr")
-        ):
+        if isinstance(node, ast.Call) and len(node.args) == 1 and ast.unparse(node.func).endswith("constexpr"):
             return self._truth(node.args[0])
         try:
             decided = eval(text, {"__builtins__": {}}, self._known)

@@ -40,11 +40,15 @@ def without_compiler() -> None:
     there."""
     plain: dict[str, object] = {
         **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), bool),
-        "statically_known_true": bool, **dict.fromkeys(("guarding_hint_or_throw", "size_hint"), lambda size: size),
-        "is_nested_int": lambda size: False, **dict.fromkeys(("has_guarding_hint", "has_hint"), lambda size: True),
+        "statically_known_true": bool,
+        **dict.fromkeys(("guarding_hint_or_throw", "size_hint"), lambda size: size),
+        "is_nested_int": lambda size: False,
+        **dict.fromkeys(("has_guarding_hint", "has_hint"), lambda size: True),
         "free_unbacked_symbols": lambda given: set(),
-        "sym_eq": operator.eq, "sym_and": lambda *given: all(given), "sym_or": lambda *given: any(given),
-    }  # fmt: skip
+        "sym_eq": operator.eq,
+        "sym_and": lambda *given: all(given),
+        "sym_or": lambda *given: any(given),
+    }
     importlib.import_module("torch.fx.experimental._config")  # which the real ones bring
     names = "disable allow_in_graph assume_constant_result graph_break mark_dynamic mark_static"
     plainly = dict.fromkeys(names.split(), undecorated)

@@ -73,9 +73,7 @@ class Interpreter:
         """The outputs of runs, as many at once as there are processors; None for one that fails."""
         return [None if isinstance(answer, Exception) else answer for answer in self._answers(runs)]
 
-    def _answers(
-        self, runs: Sequence[Given], most: float = RUN_SECONDS
-    ) -> list[list[np.ndarray] | Exception]:
+    def _answers(self, runs: Sequence[Given], most: float = RUN_SECONDS) -> list[list[np.ndarray] | Exception]:
         count = min(len(runs), len(os.sched_getaffinity(0)))
         shares = [list(runs[n::count]) for n in range(count)]
         processes = [self._started(share) for share in shares]

@@ -77,18 +77,13 @@ class KernelModule:
         head = f"SPACE = {_literal(declared)}\nDEFAULTS = {_literal(dict(defaults))}\nCONSTRAINTS = {{}}\n"
         return text.replace("SPACE = {}\n", head, 1)
 
-    def configurations(
-        self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+    def configurations(self, space: Mapping[str, Sequence[Any]], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The points of ``space`` that the file's own tuners choose between, without the default one: at most
         ``MOST_CONFIGURATIONS``, spread over their list."""
         tuned = {knob.name: knob.configured for knob in self.knobs if knob.configured and knob.name in space}
         count = max(map(len, tuned.values()), default=0)
         points = [
-            {
-                **{n: defaults[n] for n in space},
-                **{n: values[i] for n, values in tuned.items() if i < len(values)},
-            }
+            {**{n: defaults[n] for n in space}, **{n: values[i] for n, values in tuned.items() if i < len(values)}}
             for i in range(count)
         ]
         distinct = [p for i, p in enumerate(points) if p not in points[:i] and p != dict(defaults)]

@@ -105,9 +105,7 @@ class Kernels:
     def variant(self, name: str, heads: Mapping[str, Head]) -> str:
         """A function that was taken, making parameters of what is given for them; its name."""
         known = self.functions[name]
-        again = next(
-            (n for n, t in self.functions.items() if t.text == with_heads(known.text, n, heads)), None
-        )
+        again = next((n for n, t in self.functions.items() if t.text == with_heads(known.text, n, heads)), None)
         if again is not None:
             return again
         made = self._free(f"{name}_read")
@@ -182,9 +180,13 @@ class _Transform(ast.NodeTransformer):
     """Rewrites one kernel. ``mapping``: what its own names become."""
 
     def __init__(
-        self, owner: Kernels, known: Mapping[str, Any], closure: Mapping[str, Any], node: ast.FunctionDef,
+        self,
+        owner: Kernels,
+        known: Mapping[str, Any],
+        closure: Mapping[str, Any],
+        node: ast.FunctionDef,
         mapping: dict[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._owner, self._known, self._closure, self._mapping = owner, known, closure, mapping
         arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         self._arguments = frozenset(arguments)
@@ -224,11 +226,7 @@ class _Transform(ast.NodeTransformer):
             return self._expression(node, value, node.attr)
         if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
             node.value.attr = "dtype"
-        if (
-            not found
-            and ast.unparse(node.value) in OLD_HOMES.split()
-            and (node.attr in SAME or node.attr in WRITTEN)
-        ):
+        if not found and ast.unparse(node.value) in OLD_HOMES.split() and (node.attr in SAME or node.attr in WRITTEN):
             return placed_expression(self._library(node.attr, node.lineno), node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)
@@ -343,11 +341,7 @@ class _Transform(ast.NodeTransformer):
         target, value = node.targets[0], node.value
         if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)) or len(node.targets) > 1:
             return node
-        left = {
-            name.id: one
-            for name, one in zip(target.elts, value.elts, strict=False)
-            if isinstance(name, ast.Name)
-        }
+        left = {name.id: one for name, one in zip(target.elts, value.elts, strict=False) if isinstance(name, ast.Name)}
         if not len(left) == len(target.elts) == len(value.elts):
             return node
         made: list[ast.stmt] = []
@@ -381,9 +375,7 @@ class _Transform(ast.NodeTransformer):
         if not name:
             self._owner.refusals.append((node.lineno, "inline assembly"))
             return ast.copy_location(ast.Constant(0), node)  # one reason is enough
-        return ast.copy_location(
-            ast.Call(ast.Name(name, ast.Load()), [self.visit(t) for t in tensors], []), node
-        )
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [self.visit(t) for t in tensors], []), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         found, value = self._object(node.func)
@@ -414,9 +406,7 @@ def _by_own_name(node: ast.Call, counters: Collection[str]) -> None:
     func = node.func
     if not isinstance(func, ast.Attribute):
         return
-    counted = func.attr == "to" and any(
-        isinstance(n, ast.Name) and n.id in counters for n in ast.walk(func.value)
-    )
+    counted = func.attr == "to" and any(isinstance(n, ast.Name) and n.id in counters for n in ast.walk(func.value))
     name = "cast" if counted and isinstance(func.value, ast.Name | ast.BinOp) else func.attr
     if name in VALUE_ATTRIBUTES or not (hasattr(tl.tensor, func.attr) and callable(getattr(tl, name, None))):
         return
@@ -447,8 +437,4 @@ def _language(value: Any, name: str) -> str | None:
     if getattr(tl.math, name, None) is value:
         return f"tl.{name}" if hasattr(tl, name) else f"tl.math.{name}"
     found = next((n for n in dir(tl) if not n.startswith("_") and getattr(tl, n) is value), None)
-    return (
-        None
-        if found is None or isinstance(value, bool | int | float | str) or value is None
-        else f"tl.{found}"
-    )
+    return None if found is None or isinstance(value, bool | int | float | str) or value is None else f"tl.{found}"

@@ -30,9 +30,7 @@ QUICK_SECONDS = 1.0
 
 NO_TIME = "no time was left to try other values"
 
-SEVERAL_TILES = (
-    "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
-)
+SEVERAL_TILES = "other values fail where there are several tiles: it is part of the meaning, or repeated elsewhere"
 
 LEAST_TILE = 16
 """Side of the smallest tile that a matrix unit takes: below it a tile of a product does not compile."""
@@ -85,10 +83,7 @@ class Trials:
             self.made.update(zip(some, self.seed.interpreter.all(given), strict=True))
 
     def passed_at(
-        self,
-        gates: ResultGates,
-        points: Sequence[Mapping[str, Any]],
-        shapes: Sequence[Sequence[CheckedShape]],
+        self, gates: ResultGates, points: Sequence[Mapping[str, Any]], shapes: Sequence[Sequence[CheckedShape]]
     ) -> list[list[bool]]:
         """By point and by each of its shapes."""
         self._run([(point, shape) for point, some in zip(points, shapes, strict=True) for shape in some])
@@ -161,9 +156,7 @@ def tiling_knobs(trials: Trials, results: Sequence[Result]) -> tuple[Space, list
     return space, fixed
 
 
-def _moved_together(
-    trials: Trials, gates: ResultGates, knob: Knob
-) -> tuple[tuple[str, ...], list[int]] | None:
+def _moved_together(trials: Trials, gates: ResultGates, knob: Knob) -> tuple[tuple[str, ...], list[int]] | None:
     """Which numbers of a knob's value must change with it for the values next to its default to pass at several tiles,
     and the values on those sides of the default where they do; None where they never do."""
     seed, wide = trials.seed, trials.wide
@@ -183,9 +176,12 @@ def _moved_together(
     for way in _ways(seed, knob):
         points = [dict.fromkeys((knob.name, *way), value) for value in nearest]
         passed = [all(some) for some in trials.passed_at(gates, points, [wide] * len(points))]
-        kept = [v for side in sides for v in side if any(
-            fine and near in side for fine, near in zip(passed, nearest, strict=True)
-        )]  # fmt: skip
+        kept = [
+            v
+            for side in sides
+            for v in side
+            if any(fine and near in side for fine, near in zip(passed, nearest, strict=True))
+        ]
         if kept and all(passed):
             return way, kept
         found = found or ((way, kept) if kept and knob.tiles else None)
@@ -233,9 +229,7 @@ def _values_to_try(trials: Trials, knob: Knob) -> list[Any]:
     return sorted(v for v in kept if v >= least)
 
 
-def _telling_shapes(
-    trials: Trials, knob: Knob, value: Any, shapes: Sequence[CheckedShape]
-) -> list[CheckedShape]:
+def _telling_shapes(trials: Trials, knob: Knob, value: Any, shapes: Sequence[CheckedShape]) -> list[CheckedShape]:
     """Shapes on which a value can show what it does: these if it changes a launch on any, else a wide one."""
     seed = trials.seed
 
@@ -248,8 +242,7 @@ def _telling_shapes(
 
 def blanks(seed: Seed, dims: Mapping[str, int], device: str) -> dict[str, torch.Tensor]:
     return {
-        o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device=device)
-        for o in seed.site.operands
+        o.name: torch.empty(o.sizes(dims), dtype=getattr(torch, o.dtype), device=device) for o in seed.site.operands
     }
 
 
@@ -291,9 +284,7 @@ def independent_dimensions(seed: Seed, shape: CheckedShape, results: Sequence[Re
         half = np.arange(0, size, 2)[: (size - 1) // 4 * 2 + 1]
         picks = half if size > 4 else np.array([0, 2, 3] if size > 3 else [2])
 
-        def picked(
-            array: np.ndarray, axes: Sequence[Any], name: str = name, picks: np.ndarray = picks
-        ) -> np.ndarray:
+        def picked(array: np.ndarray, axes: Sequence[Any], name: str = name, picks: np.ndarray = picks) -> np.ndarray:
             for axis, dim in enumerate(axes):
                 if dim == name:
                     array = np.take(array, picks, axis=axis)

@@ -46,9 +46,7 @@ class KnobFinder:
             texts = [f"num_warps={self._option(f'num_warps{suffix}', warps, WARPS, launch, 'num_warps')}"]
         if "num_stages" not in launch.arguments and (_loops(launch.kernel.fn) or stages is not None):
             value = int(traced_numbers.plain(stages if stages is not None else 3))
-            texts.append(
-                f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}"
-            )
+            texts.append(f"num_stages={self._option(f'num_stages{suffix}', value, STAGES, launch, 'num_stages')}")
         for key, value in given.items():
             plain = traced_numbers.plain(value)
             if key in _OTHER_VENDOR:
@@ -68,16 +66,12 @@ class KnobFinder:
     def _add(self, knob: Knob) -> None:
         self.knobs.setdefault(knob.name, knob)
 
-    def number(
-        self, value: Number, parameter: str = "", constexpr: bool = False, launch: Launch | None = None
-    ) -> str:
+    def number(self, value: Number, parameter: str = "", constexpr: bool = False, launch: Launch | None = None) -> str:
         """A number as text; the knobs that a compile-time argument is made of are found on the way."""
         code = traced_numbers.code_of(value)
         if not constexpr or launch is None:
             return self.resolved(code)
-        if isinstance(value, bool | float | traced_numbers.TracedBool) or parameter not in _used(
-            launch.kernel.fn
-        ):
+        if isinstance(value, bool | float | traced_numbers.TracedBool) or parameter not in _used(launch.kernel.fn):
             return self.resolved(code)
         for atom in sorted(traced_numbers.atoms_of(value)):
             if atom.startswith("C") and atom in self._trace.atoms:
@@ -107,10 +101,7 @@ class KnobFinder:
         if key not in self._names:
             wanted = parameter if alone else f"{parameter}_{default}"
             name = self._names[key] = self._knob_name(wanted, launch)
-            source, tiles = (
-                f"number in the launch at line {launch.line}",
-                parameter in extents(launch.kernel.fn),
-            )
+            source, tiles = (f"number in the launch at line {launch.line}", parameter in extents(launch.kernel.fn))
             self._add(Knob(name, default, values_around(default), source, tiles=tiles))
         return self._names[key]
 

@@ -66,21 +66,26 @@ class _ModuleWriter:
         body = self._statements(launches, results.chosen, results.replaced)
         self._kernels.keep_used(body)
         source = self._kernels.module(
-            f"def launch(inputs, params):\n{body}", f"From {self._origin.title}.",
+            f"def launch(inputs, params):\n{body}",
+            f"From {self._origin.title}.",
             _DESCRIPTOR if "TensorDescriptor(" in body else "",
-        )  # fmt: skip
+        )
         notes = [*self._notes, *self._finder.notes, *self._kernels.notes]
         left_out = [*self._trace.left_out, *results.left_out, *self._kernels.left_out]
         wrapper = wrapper_text(self._trace, results, self._finder.plain_code, left_out)
         wrapper = replace(wrapper, conditions=(*wrapper.conditions, *self._pinned))
         return KernelModule(
-            source, list(self._finder.knobs.values()), [var.tensor for var in results.chosen], self._kernels, notes,
-            wrapper=wrapper, left_out=list(dict.fromkeys(left_out)), meant=self._finder.meant,
-        )  # fmt: skip
+            source,
+            list(self._finder.knobs.values()),
+            [var.tensor for var in results.chosen],
+            self._kernels,
+            notes,
+            wrapper=wrapper,
+            left_out=list(dict.fromkeys(left_out)),
+            meant=self._finder.meant,
+        )
 
-    def _statements(
-        self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]
-    ) -> str:
+    def _statements(self, launches: Sequence[Launch], outputs: Sequence[Var], replaced: Mapping[str, str]) -> str:
         lines: list[str] = []
         used = self._used_vars(launches, outputs)
         for launch in launches:  # all knobs are known before the first number that may repeat one
@@ -116,9 +121,7 @@ class _ModuleWriter:
                 lines.append(f"{step.name} = {self._finder.resolved(step.text)}")
         self._return(halves[1], returned, lines)
         lines.append(f"return ({', '.join(returned[n] for n in range(len(outputs)))},)")
-        return "".join(
-            f"    {line if line.startswith('return') else ast.unparse(ast.parse(line))}\n" for line in lines
-        )
+        return "".join(f"    {line if line.startswith('return') else ast.unparse(ast.parse(line))}\n" for line in lines)
 
     def _given(self, name: str, var: Var, replaced: Mapping[str, str]) -> list[str]:
         """The statements that name an argument, or what is written in its place."""
@@ -129,13 +132,9 @@ class _ModuleWriter:
             return [f"{name} = torch.empty(({self._fresh_shape(var, replaced)},), dtype={var.tensor.dtype})"]
         made = [f"{name} = torch.empty_like({given})"]
         if how == "copied":
-            made.append(
-                f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)"
-            )
+            made.append(f"{COPY}[(triton.cdiv({name}.numel(), 4096),)]({given}, {name}, {name}.numel(), 4096)")
             self._kernels.functions.setdefault(COPY, Text(COPY, COPY_TEXT, ""))
-            self._notes.append(
-                f"{name} is changed in place: each call copies it first, and the copy's time counts"
-            )
+            self._notes.append(f"{name} is changed in place: each call copies it first, and the copy's time counts")
         return made
 
     def _halves(self, outputs: Sequence[Var]) -> tuple[dict[int, Var], dict[int, Var]]:
@@ -154,9 +153,7 @@ class _ModuleWriter:
                 returned[place] = f"r{place}"
                 shape = "".join(f"{var.name}.shape[{axis}], " for axis in range(var.tensor.dim()))
                 lines.append(f"r{place} = torch.empty(({shape}), dtype={var.tensor.dtype})")
-                target = Var(
-                    f"r{place}", torch.empty_like(var.tensor, memory_format=torch.contiguous_format), "fresh"
-                )
+                target = Var(f"r{place}", torch.empty_like(var.tensor, memory_format=torch.contiguous_format), "fresh")
                 own = Trace({})
                 if not torch_kernels.elementwise(own, "copy", "x0", [var], target, var.line):
                     raise Refusal("a result is a view of more than six dimensions", var.line)
@@ -173,9 +170,11 @@ class _ModuleWriter:
         """The shape of an output argument, said by the shapes of what is truly given."""
         places = {
             dim: f'inputs["{name}"].shape[{axis}]'
-            for name, shape in self._origin.dims.items() if name not in replaced
-            for axis, dim in enumerate(shape) if isinstance(dim, str)
-        }  # fmt: skip
+            for name, shape in self._origin.dims.items()
+            if name not in replaced
+            for axis, dim in enumerate(shape)
+            if isinstance(dim, str)
+        }
         sizes = [size_code(dim, places) for dim in self._origin.dims[var.name]]
         for axis, size in enumerate(var.tensor.shape):
             if not sizes[axis]:
@@ -240,9 +239,7 @@ class _ModuleWriter:
         arguments = []
         for parameter, value in launch.arguments.items():
             given = read.get(parameter)
-            arguments += (
-                [self._argument(parameter, value, parameter in fixed, launch)] if given is None else given
-            )
+            arguments += [self._argument(parameter, value, parameter in fixed, launch)] if given is None else given
         missing = [p for p in kernel.arg_names if p not in launch.arguments]
         if missing:
             raise Refusal(f"the launch of {kernel.fn.__name__} leaves out {', '.join(missing)}", launch.line)
@@ -264,9 +261,7 @@ class _ModuleWriter:
                     self._kernels.refusals.append((launch.line, what))
                 else:
                     heads[own] = head
-                given[parameter] = (
-                    [] if head is None else [self._trace.reads[a].name for a in head.given.values()]
-                )
+                given[parameter] = [] if head is None else [self._trace.reads[a].name for a in head.given.values()]
         if any(map(scalar_reads.is_read, launch.grid)):
             self._kernels.refusals.append((launch.line, "a grid is computed from a tensor's values"))
         return self._kernels.variant(name, heads) if heads else name, given
@@ -298,8 +293,10 @@ class _ModuleWriter:
             return self._kernels.add(value)
         if _is_descriptor(value):
             base = self._base_of(value, launch.line)
-            parts = [[self._finder.number(n, parameter, part is value.block_shape, launch) for n in part]
-                     for part in (value.shape, value.strides, value.block_shape)]  # fmt: skip
+            parts = [
+                [self._finder.number(n, parameter, part is value.block_shape, launch) for n in part]
+                for part in (value.shape, value.strides, value.block_shape)
+            ]
             return f"TensorDescriptor({base.name}, {', '.join('[' + ', '.join(p) + ']' for p in parts)})"
         raise Refusal(f"argument {parameter} of a kernel is a {type(value).__name__}", launch.line)
 

@@ -51,12 +51,7 @@ from tilewright.workers.intake.triton.checked_shapes import NOT_FINITE, checked_
 from tilewright.workers.intake.triton.eager_torch import without_compiler
 from tilewright.workers.intake.triton.interpreter_run import RUN_SECONDS, Interpreter, TooSlow
 from tilewright.workers.intake.triton.kernel_module import KernelModule
-from tilewright.workers.intake.triton.knob_evidence import (
-    Trials,
-    independent_dimensions,
-    product_work,
-    tiling_knobs,
-)
+from tilewright.workers.intake.triton.knob_evidence import Trials, independent_dimensions, product_work, tiling_knobs
 from tilewright.workers.intake.triton.stub_device import stub_device
 from tilewright.workers.intake.triton.trace import Trace
 from tilewright.workers.runners.triton.interpreter_rounding import repair
@@ -202,11 +197,7 @@ def function_in(module: ModuleType, name: str, file: str) -> Any:
     function = value(node)
     owner = value(node.value) if isinstance(node, ast.Attribute) else None
     code = getattr(function, "__code__", None)
-    if (
-        isinstance(node, ast.Attribute)
-        and isinstance(owner, type)
-        and "self" in getattr(code, "co_varnames", ())[:1]
-    ):
+    if isinstance(node, ast.Attribute) and isinstance(owner, type) and "self" in getattr(code, "co_varnames", ())[:1]:
         function = getattr(_object_of(owner, module), node.attr)
     if not callable(function):
         raise Refusal(f"{name} of {file} {'returns' if isinstance(node, ast.Call) else 'is'} no function")
@@ -322,9 +313,7 @@ def taken_otherwise(site: CallSite, text: KernelModule) -> Iterator[KernelModule
         yield made()
 
 
-def _drawn_or_given(
-    site: CallSite, text: KernelModule, notes: list[str]
-) -> tuple[Seed, list[CheckedShape] | str]:
+def _drawn_or_given(site: CallSite, text: KernelModule, notes: list[str]) -> tuple[Seed, list[CheckedShape] | str]:
     """The checked shapes with operands that are drawn, with their bounds within the sizes, or the caller's own where
     drawn ones will not do; else why not of the first way."""
     ways, first = ways_to_draw(site.operands), ""
@@ -340,9 +329,7 @@ def _drawn_or_given(
     return seed_of(site, text), first
 
 
-def _seed_with_shapes(
-    site: CallSite, text: KernelModule, notes: list[str]
-) -> tuple[Seed, list[CheckedShape]]:
+def _seed_with_shapes(site: CallSite, text: KernelModule, notes: list[str]) -> tuple[Seed, list[CheckedShape]]:
     """Raises Refusal where the kernel agrees with the reference on no small shape."""
     seed, shapes = _drawn_or_given(site, text, notes)
     if NOT_FINITE in (shapes if isinstance(shapes, str) else " ".join(notes)):
@@ -372,9 +359,7 @@ def _seed_with_shapes(
         seed.reference.completed = True
         for number, shape in enumerate(shapes):
             shapes[number] = replace(shape, answers=seed.reference(shape.inputs))
-        notes.append(
-            f"the reference computes {count} of {wanted} results: the original kernel judges the others"
-        )
+        notes.append(f"the reference computes {count} of {wanted} results: the original kernel judges the others")
     return seed, shapes
 
 
@@ -414,9 +399,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str, i
         return {**refused(refusal.what), "notes": notes}
     if all(site.elements(dims) > LARGE and dims not in [s.dims for s in shapes] for dims in site.dims):
         # the caller's own values lie at shapes where operands are drawn from tables, and where nothing is checked
-        site.operands = [
-            o if o.form == GIVEN or "int" in o.dtype else replace(o, values="") for o in site.operands
-        ]
+        site.operands = [o if o.form == GIVEN or "int" in o.dtype else replace(o, values="") for o in site.operands]
     work = Ahead(lambda: product_work(seed))
     work.begin([()])
     ranked = sorted(shapes, key=lambda s: s.seconds)
@@ -458,9 +441,7 @@ def _judged(site: CallSite, text: KernelModule, notes: list[str], values: str, i
     )
     if fault:
         return {**refused(f"the kernel module is wrong: {fault}"), "notes": notes}
-    own = (
-        seed.reference
-    )  # of it, how the original kernel is called for results that the reference does not compute
+    own = seed.reference  # of it, how the original kernel is called for results that the reference does not compute
     rest = own.own if isinstance(own, CompletedOracle) and own.completed else None
     return {
         "source": source,

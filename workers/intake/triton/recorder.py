@@ -41,9 +41,7 @@ class Recording(TorchFunctionMode):
         super().__init__()
         self._trace = trace
         self._work = torch_kernels.TorchKernels(
-            trace,
-            lambda value, sizes: self._allocated(_like(value), sizes),
-            lambda v: sizes_of(v, v.tensor.shape),
+            trace, lambda value, sizes: self._allocated(_like(value), sizes), lambda v: sizes_of(v, v.tensor.shape)
         )
         self._views = ViewRecorder(trace, self._work)
 
@@ -87,9 +85,7 @@ class Recording(TorchFunctionMode):
             return address
         if name == "arange":
             return self._counted(func, args, options)
-        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(
-            args[0], int | float | list | tuple
-        ):
+        if name in ("tensor", "as_tensor", "scalar_tensor") and isinstance(args[0], int | float | list | tuple):
             return self._listed(args[0], {"dtype": torch.tensor(args[0]).dtype, **options})
         if name in torch_kernels.TOGETHER and options.keys() <= {"dim"} and self._known(args):
             with self:
@@ -142,9 +138,7 @@ class Recording(TorchFunctionMode):
             value = float(value)
         if name == "__int__":
             value = int(value)
-        self._trace.notes.append(
-            f"line {line}: a value read from a tensor is loaded by the kernels that are given it"
-        )
+        self._trace.notes.append(f"line {line}: a value read from a tensor is loaded by the kernels that are given it")
         return traced_numbers.traced(value, atom, frozenset([atom, scalar_reads.READ]))
 
     # -- what a wrapper asks ---------------------------------------------------------------------
@@ -189,8 +183,7 @@ class Recording(TorchFunctionMode):
         if name == "size":
             return torch.Size(sizes_of(var, value))
         return tuple(
-            traced_numbers.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"]))
-            for n, v in enumerate(value)
+            traced_numbers.traced(int(v), f"{var.name}.stride({n})", frozenset(["shape"])) for n, v in enumerate(value)
         )
 
     def _made(self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -231,8 +224,9 @@ class Recording(TorchFunctionMode):
             return value
         made = self._allocated(dense.contiguous(), [sizes[n] for n in order], zeros=zeros)
         back = ", ".join(str(order.index(n)) for n in range(value.dim()))
-        return self._views.note(made.tensor.permute([order.index(n) for n in range(value.dim())]), made,
-                               f"{made.name}.permute({back})")  # fmt: skip
+        return self._views.note(
+            made.tensor.permute([order.index(n) for n in range(value.dim())]), made, f"{made.name}.permute({back})"
+        )
 
     def _allocated(self, value: torch.Tensor, sizes: Sequence[Any], *, zeros: bool = False) -> Var:
         """A new contiguous tensor."""
@@ -357,9 +351,7 @@ def _meta(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "device": "meta"} if "device" in options else kept
 
 
-def _put_together(
-    name: str, args: Sequence[Any], options: Mapping[str, Any], result: Any
-) -> Callable[..., Any] | None:
+def _put_together(name: str, args: Sequence[Any], options: Mapping[str, Any], result: Any) -> Callable[..., Any] | None:
     """What torch computes as a function of other tensors' functions; None where it is none."""
     if name not in torch_kernels.REDUCTIONS:
         return torch_kernels.COMPOSED.get(name)
@@ -370,10 +362,13 @@ def _put_together(
 
 
 def record(
-    function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any],
-    inputs: Mapping[str, torch.Tensor], files: Sequence[str],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    options: Mapping[str, Any],
+    inputs: Mapping[str, torch.Tensor],
+    files: Sequence[str],
     views: Sequence[tuple[torch.Tensor, str, str]] = (),
-) -> Trace:  # fmt: skip
+) -> Trace:
     """One call. ``views``: of inputs, as (tensor, input, text). Raises Refusal, or whatever the wrapper raises."""
     forget(function)
     trace = Trace({})

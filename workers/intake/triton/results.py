@@ -55,9 +55,7 @@ def results_of(trace: Trace, types: ResultTypes, keeps_arguments: bool = False) 
     elif types is not None:
         found.chosen, left = _of_types(candidates, types)
         found.chosen += [var for var in left if not var.is_foreign]  # the original kernel judges them
-        found.left_out += [
-            f"line {v.line}: torch's {v.foreign} is not returned" for v in left if v.is_foreign
-        ]
+        found.left_out += [f"line {v.line}: torch's {v.foreign} is not returned" for v in left if v.is_foreign]
     if not found.chosen:
         kind = type(trace.returned).__name__
         what = "no tensor" if trace.returned is None else f"no tensor but a {kind}"
@@ -77,9 +75,7 @@ def _of_pair(trace: Trace, candidates: Sequence[tuple[Var, torch.Tensor]], types
         raise Refusal("an output or a gradient is made by no kernel, or is returned twice")
     shapes = [tuple(t.shape) for t in trace.results]
     if types is not None and shapes != [shape for shape, _ in types]:
-        raise Refusal(
-            f"outputs and gradients are of shapes {shapes}, the reference's of {[s for s, _ in types]}"
-        )
+        raise Refusal(f"outputs and gradients are of shapes {shapes}, the reference's of {[s for s, _ in types]}")
     return chosen
 
 
@@ -100,9 +96,7 @@ def _of_types(
         fits = fits or [c for c in left if tuple(c[1].shape) == shape]
         if not fits:
             made = ", ".join(f"{list(t.shape)} {t.dtype}" for _, t in candidates) or "none"
-            raise Refusal(
-                f"the reference returns a result of shape {list(shape)}, and the call makes none ({made})"
-            )
+            raise Refusal(f"the reference returns a result of shape {list(shape)}, and the call makes none ({made})")
         left = [c for c in left if c[0] is not fits[0][0]]
         chosen.append(fits[0][0])
     return chosen, [var for var, _ in left]
@@ -185,9 +179,7 @@ _Roots = dict[str, set[str]]
 _VALUES = ("load", "program_id", "dot", "sum", "max", "arange")
 
 
-def _follow(
-    body: Sequence[ast.stmt], roots: _Roots, found: _Roots, names: Mapping[str, Any], depth: int
-) -> None:
+def _follow(body: Sequence[ast.stmt], roots: _Roots, found: _Roots, names: Mapping[str, Any], depth: int) -> None:
     """Add to ``found`` what statements do through pointers, in their order. ``roots``: by name the parameters that it
     may point into there; a name that is assigned anew points into the old ones no more."""
     for statement in body:

@@ -44,8 +44,9 @@ def device_numbers(part: Mapping[str, Any]) -> dict[str, int]:
         **dict.fromkeys(("max_shared_mem", "shared_memory_per_block_optin"), part["smem_bytes"]),
         **dict.fromkeys(("warpSize", "warp_size"), 32),
         "shared_memory_per_multiprocessor": part["smem_bytes"] + 1024,
-        "total_memory": 80 << 30, "max_threads_per_multi_processor": 2048,
-    }  # fmt: skip
+        "total_memory": 80 << 30,
+        "max_threads_per_multi_processor": 2048,
+    }
 
 
 def device_properties(part: Mapping[str, Any]) -> _Properties:
@@ -62,10 +63,13 @@ def _driver(part: Mapping[str, Any]) -> Any:
     """Stands in for Triton's driver."""
     return types.SimpleNamespace(
         utils=types.SimpleNamespace(get_device_properties=lambda *_: device_properties(part)),
-        get_current_target=lambda: GPUTarget("cuda", part["capability"], 32), get_current_device=lambda: 0,
-        get_current_stream=lambda device=0: 0, get_active_torch_device=lambda: DEVICE,
-        get_device_interface=lambda: torch.cuda, is_active=lambda: True,
-    )  # fmt: skip
+        get_current_target=lambda: GPUTarget("cuda", part["capability"], 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: DEVICE,
+        get_device_interface=lambda: torch.cuda,
+        is_active=lambda: True,
+    )
 
 
 class _Compiled:
@@ -74,9 +78,7 @@ class _Compiled:
     def __init__(self, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._kernel, self._arguments, self._options = kernel, dict(arguments), dict(options)
         self.n_regs, self.n_spills, self.asm = 32, 0, dict[str, str]()
-        self.metadata = types.SimpleNamespace(
-            shared=1024, num_warps=options.get("num_warps", 4), name="kernel"
-        )
+        self.metadata = types.SimpleNamespace(shared=1024, num_warps=options.get("num_warps", 4), name="kernel")
 
     def _init_handles(self) -> None:
         return

@@ -12,10 +12,7 @@ from tilewright.workers.intake.triton.trace import Trace, Var, user_line
 
 def sizes_of(var: Var, values: Sequence[int]) -> list[Any]:
     """Sizes of a tensor that carry their expressions."""
-    return [
-        traced_numbers.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"]))
-        for n, v in enumerate(values)
-    ]
+    return [traced_numbers.traced(int(v), f"{var.name}.shape[{n}]", frozenset(["shape"])) for n, v in enumerate(values)]
 
 
 def foreign(trace: Trace, name: str, result: Any) -> None:
@@ -78,13 +75,12 @@ SAID: Mapping[str, Callable[..., Any]] = {
     "unflatten": lambda x, dim, sizes: x.view(*x.shape[: dim % x.dim()], *sizes, *x.shape[dim % x.dim() + 1 :]),
     "swapaxes": lambda x, one, other: x.transpose(one, other),
     "t": lambda x: x.transpose(0, 1) if x.dim() == 2 else x,
-    "flatten": _flatten, "movedim": _moved,
-}  # fmt: skip
+    "flatten": _flatten,
+    "movedim": _moved,
+}
 """Views that others say."""
 
-VIEWS = frozenset(
-    ("view", "reshape", "transpose", "permute", "squeeze", "expand", "__getitem__", "view_as_real")
-)
+VIEWS = frozenset(("view", "reshape", "transpose", "permute", "squeeze", "expand", "__getitem__", "view_as_real"))
 
 
 class ViewRecorder:
@@ -109,7 +105,7 @@ class ViewRecorder:
 
     def _gathered(
         self, name: str, func: Any, args: Sequence[Any], options: dict[str, Any], var: Var, value: torch.Tensor
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """A reshape that torch can only make by a copy: a copy of ours, and a view of that."""
         known = name == "reshape" and not var.is_foreign
         packed = self._work.copied(var, args[0].contiguous(), user_line()) if known else None
@@ -122,9 +118,7 @@ class ViewRecorder:
         known = self._trace.find(value)
         if known is not None and known is base:
             return value if id(value) in self._trace.vars else self._alias(value, base)
-        self._trace.add(
-            Var(self._trace.fresh_name("v"), value, "view", text, base, user_line(), base.foreign)
-        )
+        self._trace.add(Var(self._trace.fresh_name("v"), value, "view", text, base, user_line(), base.foreign))
         return value
 
     def _alias(self, value: torch.Tensor, base: Var) -> torch.Tensor:

@@ -24,8 +24,10 @@ POWERS: Mapping[float, str] = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "rec
 """Exponents of ``pow`` that are functions of one tensor."""
 
 _START: Mapping[str, str] = {
-    **dict.fromkeys(("cumsum", "sum", "mean"), "0"), "amax": '-float("inf")', "amin": 'float("inf")',
-}  # fmt: skip
+    **dict.fromkeys(("cumsum", "sum", "mean"), "0"),
+    "amax": '-float("inf")',
+    "amin": 'float("inf")',
+}
 REDUCTIONS = frozenset(_START)
 
 
@@ -38,9 +40,7 @@ def known(name: str) -> bool:
 # -- elementwise ---------------------------------------------------------------------------------------
 
 
-def elementwise(
-    trace: Trace, what: str, expression: str, values: Sequence[Any], target: Var, line: int
-) -> bool:
+def elementwise(trace: Trace, what: str, expression: str, values: Sequence[Any], target: Var, line: int) -> bool:
     """Add ``target[...] = expression`` over Vars and numbers, which broadcast; False where no kernel can."""
     rank = target.tensor.dim()
     operands = [v for v in values if isinstance(v, Var)]
@@ -72,9 +72,7 @@ def strides(var: Var, rank: int) -> list[str]:
     """Its strides as text, 0 along which it is repeated to ``rank`` dimensions."""
     own = var.tensor.dim()
     zeros = ["0"] * (rank - own)
-    return zeros + [
-        "0" if size == 1 else f"{var.name}.stride({n})" for n, size in enumerate(var.tensor.shape)
-    ]
+    return zeros + ["0" if size == 1 else f"{var.name}.stride({n})" for n, size in enumerate(var.tensor.shape)]
 
 
 def computed_type(operands: Sequence[Var], values: Sequence[Any]) -> str | None:
@@ -90,9 +88,7 @@ def computed_type(operands: Sequence[Var], values: Sequence[Any]) -> str | None:
     return "tl.int64"
 
 
-def _elementwise_text(
-    kernel: str, tensors: int, scalars: int, rank: int, compute: str, expression: str
-) -> str:
+def _elementwise_text(kernel: str, tensors: int, scalars: int, rank: int, compute: str, expression: str) -> str:
     inputs = [f"x{n}_ptr" for n in range(tensors)]
     sizes = [f"n{n}" for n in range(1, rank)]
     steps = [f"{p}_{n}" for p in (*(f"x{n}" for n in range(tensors)), "t") for n in range(rank)]
@@ -192,9 +188,7 @@ def _exponentials(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor
     return top, (wide - top).exp()
 
 
-def _softmax(
-    x: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def _softmax(x: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> torch.Tensor:
     _, powers = _exponentials(x, dim)
     return (powers / powers.sum(dim, True)).to(dtype or x.dtype)
 
@@ -215,9 +209,12 @@ def _pow(x: torch.Tensor, power: Any) -> torch.Tensor:
 
 
 COMPOSED: Mapping[str, Callable[..., torch.Tensor]] = {
-    "softmax": _softmax, "logsumexp": _logsumexp, "clamp": _clamp, "pow": _pow,
+    "softmax": _softmax,
+    "logsumexp": _logsumexp,
+    "clamp": _clamp,
+    "pow": _pow,
     "masked_fill": lambda x, mask, value: torch.where(mask, value, x),
-}  # fmt: skip
+}
 
 
 def joined(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
@@ -248,8 +245,12 @@ def broadcast(*given: Any) -> tuple[torch.Tensor, ...]:
 
 
 TOGETHER: Mapping[str, Callable[..., Any]] = {
-    "cat": joined, "concat": joined, "concatenate": joined, "stack": stacked, "broadcast_tensors": broadcast,
-}  # fmt: skip
+    "cat": joined,
+    "concat": joined,
+    "concatenate": joined,
+    "stack": stacked,
+    "broadcast_tensors": broadcast,
+}
 """Functions of several tensors."""
 
 
@@ -288,7 +289,7 @@ class TorchKernels:
 
     def new(
         self, value: torch.Tensor, sizes: Sequence[Any], what: str, expression: str, given: Sequence[Any], line: int
-    ) -> Var | None:  # fmt: skip
+    ) -> Var | None:
         """A new tensor like ``value``, of ``expression`` over Vars and numbers; None where no kernel can say it."""
         target = self._make(value, sizes)
         return target if elementwise(self._trace, what, expression, given, target, line) else None
@@ -307,9 +308,7 @@ class TorchKernels:
         if plain in REDUCTIONS:
             return self._reduced(plain, values, options, result, line)
         function = plain.removesuffix("_")
-        expression = (
-            stored_text(KINDS[len(values) - 1]).get(function) if 0 < len(values) <= len(KINDS) else None
-        )
+        expression = stored_text(KINDS[len(values) - 1]).get(function) if 0 < len(values) <= len(KINDS) else None
         if expression is None or options or not all(isinstance(v, Var | int | float) for v in values):
             return None
         target = values[0] if plain.endswith("_") else self._make(result, self._shape(values, result))

@@ -24,9 +24,7 @@ class _Unknown(Exception):
     """A value that no text can stand for."""
 
 
-def wrapper_text(
-    trace: Trace, results: Results, plain: Callable[[str], str], left_out: list[str]
-) -> WrapperText:
+def wrapper_text(trace: Trace, results: Results, plain: Callable[[str], str], left_out: list[str]) -> WrapperText:
     """The text of a recording. ``plain``: an expression without atoms. ``left_out`` is added to."""
     conditions, made, exact = _conditions(trace, plain)
     paired = trace.split is not None
@@ -56,9 +54,7 @@ def _pair(trace: Trace, results: Results) -> PairText:
         raise Refusal("its gradients cannot be told from its outputs")
     before = {id(step) for step in trace.steps[: trace.split] if isinstance(step, Var)}
     before |= {id(var) for name, var in trace.inputs.items() if name not in given}
-    once = any(
-        use != "read" and root in before for root, use in root_uses(trace, trace.steps[trace.split :]).items()
-    )
+    once = any(use != "read" and root in before for root, use in root_uses(trace, trace.steps[trace.split :]).items())
     return PairText(
         tuple(outputs), dict(zip(leaves, gradients, strict=True)), dict(zip(given, order, strict=True)), once
     )
@@ -76,9 +72,7 @@ def _conditions(trace: Trace, plain: Callable[[str], str]) -> tuple[list[str], l
             if var is None or not var.text or not define(var.text):
                 return False
             text = plain(var.text)
-            made[name] = (
-                f"{name} = {text[:-1]}, device='meta')" if text.startswith("torch.") else f"{name} = {text}"
-            )
+            made[name] = f"{name} = {text[:-1]}, device='meta')" if text.startswith("torch.") else f"{name} = {text}"
         return True
 
     found, exact = [], False
@@ -92,9 +86,7 @@ def _conditions(trace: Trace, plain: Callable[[str], str]) -> tuple[list[str], l
     return found, list(made.values()), exact
 
 
-def _value(
-    value: Any, trace: Trace, results: Results, writes: Mapping[str, int], plain: Callable[[str], str]
-) -> str:
+def _value(value: Any, trace: Trace, results: Results, writes: Mapping[str, int], plain: Callable[[str], str]) -> str:
     """A returned value as text. Raises _Unknown."""
 
     def text(part: Any) -> str:
@@ -132,7 +124,7 @@ def _view(var: Var, plain: Callable[[str], str]) -> str:
 
 def _tensor(
     tensor: torch.Tensor, trace: Trace, results: Results, writes: Mapping[str, int], plain: Callable[[str], str]
-) -> str:  # fmt: skip
+) -> str:
     var, chosen, replaced = trace.find(tensor), results.chosen, results.replaced
     if var is None:
         raise _Unknown("a tensor that no kernel makes")

@@ -7,20 +7,19 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from tilewright.workers.runners.gluon_emulator.values import (
-    EmulationError,
-    StrayAccess,
-    Tensor,
-    lift,
-    rounded,
-    storage,
-)
+from tilewright.workers.runners.gluon_emulator.values import EmulationError, StrayAccess, Tensor, lift, rounded, storage
 
 _TORCH = {
-    torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5, torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.bool: tl.int1,
-    **{getattr(torch, f"int{n}"): getattr(tl, f"int{n}") for n in (8, 16, 32, 64)}, torch.uint8: tl.uint8,
-}  # fmt: skip
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.float8_e5m2: tl.float8e5,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.bool: tl.int1,
+    **{getattr(torch, f"int{n}"): getattr(tl, f"int{n}") for n in (8, 16, 32, 64)},
+    torch.uint8: tl.uint8,
+}
 
 
 class Global:
@@ -33,9 +32,7 @@ class Global:
         span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         span = span if tensor.numel() else 0
         flat = tensor.as_strided((span,), (1,))
-        raw = (
-            flat.view(torch.uint8).numpy() if tensor.element_size() == 1 else flat.view(_bits(tensor)).numpy()
-        )
+        raw = flat.view(torch.uint8).numpy() if tensor.element_size() == 1 else flat.view(_bits(tensor)).numpy()
         self.line = raw.view(storage(self.dtype))
 
     def check(self, at: np.ndarray, what: str) -> None:
@@ -118,9 +115,7 @@ class Descriptor:
         if any(not 1 <= n <= 256 for n in self.block_shape):
             raise EmulationError("a side of a descriptor's box is longer than 256")
         # what TMA can take at once: the swizzle's width along the last dimension is the compiler's to split
-        self.array = (
-            base.as_strided(self.shape, strides).view(torch.uint8 if width == 1 else _bits(base)).numpy()
-        )
+        self.array = base.as_strided(self.shape, strides).view(torch.uint8 if width == 1 else _bits(base)).numpy()
         self.array = self.array.view(storage(self.dtype))
 
     @property

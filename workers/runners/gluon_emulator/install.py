@@ -113,9 +113,7 @@ def install(seed: int = 0) -> None:
 
     emulated = language.modules()
     gluon = types.ModuleType(ROOT)
-    gluon.__dict__.update(
-        {"jit": jit, "language": emulated[f"{ROOT}.language"], "emulated": True, "__path__": []}
-    )
+    gluon.__dict__.update({"jit": jit, "language": emulated[f"{ROOT}.language"], "emulated": True, "__path__": []})
     gluon.nvidia = sys.modules[f"{ROOT}.nvidia"]  # type: ignore[attr-defined]
     for name, module in emulated.items():
         module.__dict__.setdefault("__path__", [])

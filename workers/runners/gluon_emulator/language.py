@@ -16,13 +16,7 @@ from tilewright.workers.runners.gluon_emulator import values
 from tilewright.workers.runners.gluon_emulator.global_memory import Descriptor, Pointer
 from tilewright.workers.runners.gluon_emulator.machine import Machine
 from tilewright.workers.runners.gluon_emulator.shared_memory import Barrier, CopyIn, CopyOut, Product, Shared
-from tilewright.workers.runners.gluon_emulator.values import (
-    EmulationError,
-    Tensor,
-    elementwise,
-    lift,
-    reduced,
-)
+from tilewright.workers.runners.gluon_emulator.values import EmulationError, Tensor, elementwise, lift, reduced
 
 _KEPT = names(
     "AutoLayout BlockedLayout CoalescedLayout DistributedLinearLayout DotOperandLayout NVMMADistributedLayout "
@@ -175,9 +169,7 @@ class Language:
     def allocate_shared_memory(self, dtype: Any, shape: Any, layout: Any, value: Any = None) -> Shared:
         return Shared.allocate(self.machine, dtype, shape, layout, value)
 
-    def warp_specialize(
-        self, functions: Sequence[Any], worker_num_warps: Any, worker_num_regs: Any = None
-    ) -> Any:
+    def warp_specialize(self, functions: Sequence[Any], worker_num_warps: Any, worker_num_regs: Any = None) -> Any:
         """``functions``: (function, arguments) of the partition that goes on, then of the workers."""
         if len(functions) != len(worker_num_warps) + 1:
             raise EmulationError("warp_specialize wants the warps of every partition but the first")
@@ -232,13 +224,7 @@ class Language:
     # -- copies -----------------------------------------------------------------------------------------
 
     def copy_in(
-        self,
-        source: Descriptor,
-        coord: Any,
-        barrier: Shared,
-        result: Shared,
-        pred: Any = True,
-        multicast: Any = False,
+        self, source: Descriptor, coord: Any, barrier: Shared, result: Shared, pred: Any = True, multicast: Any = False
     ) -> None:
         if not bool(pred):
             return
@@ -260,23 +246,26 @@ class Language:
     # -- products ---------------------------------------------------------------------------------------
 
     def warpgroup_mma(
-        self, a: Any, b: Shared, acc: Tensor, *, use_acc: Any = True, precision: Any = None,
-        max_num_imprecise_acc: Any = None, is_async: Any = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        a: Any,
+        b: Shared,
+        acc: Tensor,
+        *,
+        use_acc: Any = True,
+        precision: Any = None,
+        max_num_imprecise_acc: Any = None,
+        is_async: Any = False,
+    ) -> Tensor:
         me = self.machine.partition
         left = a.data
         rows, depth = left.shape
         if b.data.shape[0] != depth or acc.shape != (rows, b.data.shape[1]):
             raise EmulationError(f"a product of {left.shape} and {b.data.shape} into {acc.shape}")
         if a.dtype != b.dtype or rows % 64 or depth * values.storage(a.dtype).itemsize % 32:
-            raise EmulationError(
-                f"no matrix instruction for {a.dtype}{left.shape} and {b.dtype}{b.data.shape}"
-            )
+            raise EmulationError(f"no matrix instruction for {a.dtype}{left.shape} and {b.dtype}{b.data.shape}")
         width = values.storage(a.dtype).itemsize
         if width != 2 and (not _depth_last(a) or not _depth_last(b, turned=True)):
-            raise EmulationError(
-                f"operands of {width} bytes must have the depth as their contiguous dimension"
-            )
+            raise EmulationError(f"operands of {width} bytes must have the depth as their contiguous dimension")
         before = acc._data if acc.pending in me.products else acc.data
         product = Product([view for view in (a, b) if isinstance(view, Shared)])
         made = values.widened(left, a.dtype) @ values.widened(b.data, b.dtype)
@@ -306,33 +295,38 @@ class Language:
         """Emulated modules by the names they are imported by."""
         root = "triton.experimental.gluon.language"
         math_names: dict[str, Callable[..., Any]] = {
-            "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "sqrt_rn": np.sqrt,
-            "rsqrt": lambda x: np.float32(1) / np.sqrt(x), "sin": np.sin, "cos": np.cos, "floor": np.floor,
-            "ceil": np.ceil, "erf": np.vectorize(math.erf, otypes=[np.float32]),
-        }  # fmt: skip
+            "exp": np.exp,
+            "exp2": np.exp2,
+            "log": np.log,
+            "log2": np.log2,
+            "sqrt": np.sqrt,
+            "sqrt_rn": np.sqrt,
+            "rsqrt": lambda x: np.float32(1) / np.sqrt(x),
+            "sin": np.sin,
+            "cos": np.cos,
+            "floor": np.floor,
+            "ceil": np.ceil,
+            "erf": np.vectorize(math.erf, otypes=[np.float32]),
+        }
         names: dict[str, Any] = {name: getattr(real, name) for name in _KEPT}
         names |= {name: elementwise(how) for name, how in math_names.items()}
         names |= {"constexpr": constexpr, "tensor": Tensor, "static_range": static_range, "arange": arange}
         names |= {"full": full, "zeros": zeros, "load": load, "store": store, "atomic_add": atomic_add}
         names |= {"where": values.where, "maximum": maximum, "minimum": minimum, "fma": fma, "fdiv": fdiv}
+        names |= {"div_rn": fdiv, "abs": lambda x: abs(lift(x)), "sum": _reduction(np.sum), "max": _reduction(np.max)}
         names |= {
-            "div_rn": fdiv,
-            "abs": lambda x: abs(lift(x)),
-            "sum": _reduction(np.sum),
-            "max": _reduction(np.max),
-        }
-        names |= {
-            "min": _reduction(np.min), "reduce": reduce, "associative_scan": associative_scan, "cdiv": cdiv,
+            "min": _reduction(np.min),
+            "reduce": reduce,
+            "associative_scan": associative_scan,
+            "cdiv": cdiv,
             "static_assert": static_assert,
-        }  # fmt: skip
+        }
         names |= {
             "convert_layout": convert_layout,
             "set_auto_layout": convert_layout,
             "shared_memory_descriptor": Shared,
         }
-        names |= dict.fromkeys(
-            ("multiple_of", "max_contiguous", "max_constancy", "to_tensor", "assume"), _same
-        )
+        names |= dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy", "to_tensor", "assume"), _same)
         names |= {
             "expand_dims": lambda x, axis: x.expand_dims(axis),
             "reshape": lambda x, *shape: x.reshape(*shape),
@@ -345,7 +339,7 @@ class Language:
             "full_like": lambda x, value, **_: full(x.shape, value, x.dtype, x.layout),
             "barrier": _same,
             "thread_barrier": _same,
-        }  # fmt: skip
+        }
         for name in ("program_id", "num_programs", "num_warps", "allocate_shared_memory", "warp_specialize"):
             names[name] = getattr(self, name)
         hopper = {"fence_async_shared": self.fence_async_shared, "warpgroup_mma": self.warpgroup_mma}

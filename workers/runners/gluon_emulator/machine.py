@@ -93,9 +93,7 @@ class Machine:
         if self._scheduler is None:
             while not passed():
                 if not self.copies:
-                    raise Deadlock(
-                        f"deadlock: {self.partition.name} waits for {text()}, and nothing is under way"
-                    )
+                    raise Deadlock(f"deadlock: {self.partition.name} waits for {text()}, and nothing is under way")
                 self._land_one()
             return
         mine = self.partition

@@ -59,9 +59,7 @@ class Allocation:
                 raise Race(f"{what} by {me.name} of shared memory that {access.what} may still write")
             generic = not access.what.startswith("a copy")
             if asynchronous and generic and (access.fenced is None or not me.knows(access.fenced)):
-                raise Race(
-                    f"{what} by {me.name} of what {access.what} wrote, without fence_async_shared between"
-                )
+                raise Race(f"{what} by {me.name} of what {access.what} wrote, without fence_async_shared between")
 
     def overwrite(self, box: Box, what: str) -> None:
         """Raises Race unless the partition knows of every access of ``box``; they are forgotten."""
@@ -76,9 +74,7 @@ class Allocation:
         made = Access(box, what, writes, moment)
         if moment is not None and not writes:
             self.accesses = [
-                a
-                for a in self.accesses
-                if a.writes or a.moment is None or a.box != box or a.moment[0] != moment[0]
+                a for a in self.accesses if a.writes or a.moment is None or a.box != box or a.moment[0] != moment[0]
             ]
         self.accesses.append(made)
         return made
@@ -99,9 +95,7 @@ class Shared:
         self.whole, self.data, self.written, self.box = whole, data, written, box
 
     @classmethod
-    def allocate(
-        cls, machine: Machine, dtype: Any, shape: Sequence[Any], layout: Any, value: Any
-    ) -> "Shared":
+    def allocate(cls, machine: Machine, dtype: Any, shape: Sequence[Any], layout: Any, value: Any) -> "Shared":
         made = Allocation(machine, dtype, [int(n) for n in shape], layout)
         view = cls(made, made.data, made.written, tuple((0, n) for n in made.data.shape))
         if value is not None:
@@ -141,9 +135,7 @@ class Shared:
     def slice(self, start: Any, length: Any, dim: Any = 0) -> "Shared":
         first, size, axis = int(start), int(length), int(dim)
         if first < 0 or first + size > self.data.shape[axis]:
-            raise StrayAccess(
-                f"elements {first} to {first + size} of {self.data.shape[axis]} in shared memory"
-            )
+            raise StrayAccess(f"elements {first} to {first + size} of {self.data.shape[axis]} in shared memory")
         where = tuple(slice(first, first + size) if i == axis else slice(None) for i in range(self.data.ndim))
         own = len(self.box) - self.data.ndim + axis
         low = self.box[own][0] + first

@@ -292,14 +292,25 @@ def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": _divide_down, "mod": _remainder,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "lshift": np.left_shift,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "floordiv": _divide_down,
+    "mod": _remainder,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "lshift": np.left_shift,
     "rshift": np.right_shift,
-}  # fmt: skip
+}
 _COMPARISONS = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
     "ne": np.not_equal,
-}  # fmt: skip
+}
 
 
 def _method(how: Callable[..., Any], turned: bool) -> Callable[[Tensor, Any], Any]:

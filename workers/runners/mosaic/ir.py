@@ -159,9 +159,7 @@ class MosaicKernel:
         numbers = range(len(block.arguments) - len(self.grid))
         unknown = np.zeros(0, np.int32)
         return {
-            self.argument(self.function, n): known.get(n, unknown)
-            for n in numbers
-            if n in known or self.is_table(n)
+            self.argument(self.function, n): known.get(n, unknown) for n in numbers if n in known or self.is_table(n)
         }
 
     def readers(self, number: int) -> tuple[Any, ...]:
@@ -175,9 +173,7 @@ class MosaicKernel:
         placed ahead of the body's stores.
         """
         kind = str(self.argument(self.function, number).type)
-        if not (
-            kind.startswith("memref<") and re.search(r"[<x]i32\b", kind) and "memory_space<smem>" in kind
-        ):
+        if not (kind.startswith("memref<") and re.search(r"[<x]i32\b", kind) and "memory_space<smem>" in kind):
             return False
         uses = {f: list(self.argument(f, number).uses) for f in self.readers(number)}
         placed = any(found for function, found in uses.items() if function is not self.function)

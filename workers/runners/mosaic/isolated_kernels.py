@@ -95,10 +95,21 @@ def _types(call: Any) -> list[Any]:
 
 
 _DTYPES = {
-    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "i1": "bool", "i4": "int4", "i8": "int8", "i16": "int16",
-    "i32": "int32", "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2", "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
-}  # fmt: skip
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "i1": "bool",
+    "i4": "int4",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "ui8": "uint8",
+    "ui16": "uint16",
+    "ui32": "uint32",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
+}
 
 
 def _shape_of(kind: Any) -> tuple[tuple[int, ...], str]:
@@ -138,11 +149,7 @@ def _restate_call(call: Any) -> tuple[list[Any], list[Any]]:
             counts = [-(-size // part) for size, part in zip(shape, block, strict=True)]
             with kernel.module.context, ir.Location.unknown():
                 _merge_axes(maps[name], counts, axis)
-            side_by_side = [
-                block[0] * math.prod(counts[: axis + 1]),
-                *block[1 : axis + 1],
-                *shape[axis + 1 :],
-            ]
+            side_by_side = [block[0] * math.prod(counts[: axis + 1]), *block[1 : axis + 1], *shape[axis + 1 :]]
             types[place] = ir.RankedTensorType.get(side_by_side, tensor.element_type)
             changed = True
     if changed:

@@ -151,9 +151,7 @@ def _needs(op: Any) -> set[Any]:
     return set(op.operation.operands) | (read_values - made)
 
 
-def _evaluate(
-    module: Any, arguments: Mapping[Any, Any], pure: Sequence[Any], wanted: Sequence[Any]
-) -> dict[Any, Any]:
+def _evaluate(module: Any, arguments: Mapping[Any, Any], pure: Sequence[Any], wanted: Sequence[Any]) -> dict[Any, Any]:
     """Run the pure operations on the known operands: each wanted value to its constant."""
     if not wanted:
         return {}
@@ -208,12 +206,14 @@ def _state_grid(call: Any, known: Known) -> None:
     if "operand_layouts" in attributes:
         attributes["operand_layouts"] = ir.ArrayAttr.get(list(attributes["operand_layouts"])[len(unstated) :])
     if "output_operand_aliases" in attributes:
-        attributes["output_operand_aliases"] = ir.ArrayAttr.get([
-            stablehlo.OutputOperandAlias.get(
-                a.output_tuple_indices, a.operand_index - len(unstated), a.operand_tuple_indices
-            )
-            for a in map(stablehlo.OutputOperandAlias, attributes["output_operand_aliases"])
-        ])  # fmt: skip
+        attributes["output_operand_aliases"] = ir.ArrayAttr.get(
+            [
+                stablehlo.OutputOperandAlias.get(
+                    a.output_tuple_indices, a.operand_index - len(unstated), a.operand_tuple_indices
+                )
+                for a in map(stablehlo.OutputOperandAlias, attributes["output_operand_aliases"])
+            ]
+        )
     with ir.InsertionPoint(call):
         other = ir.Operation.create(
             call.operation.name,
@@ -272,11 +272,7 @@ def _insert_stores(kernel: read.MosaicKernel, function: Any, tables: Tables) -> 
         for number, values in tables.items():
             for place, value in np.ndenumerate(values):
                 table = block.arguments[len(kernel.grid) + number]
-                operands = [
-                    read.constant("i32", int(value)),
-                    table,
-                    *(read.constant("index", p) for p in place),
-                ]
+                operands = [read.constant("i32", int(value)), table, *(read.constant("index", p) for p in place)]
                 ir.Operation.create("stable_mosaic.memref.store", operands=operands)
         ir.Operation.create("stable_mosaic.scf.yield")
     with ir.InsertionPoint(other):

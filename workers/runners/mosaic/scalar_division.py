@@ -29,9 +29,12 @@ def _corners(function: Callable[[int, int], int]) -> Callable[[Range, Range], Ra
 
 
 _RANGES: Mapping[str, Callable[[Range, Range], Range]] = {
-    "arith.addi": _corners(lambda a, b: a + b), "arith.subi": _corners(lambda a, b: a - b),
-    "arith.muli": _corners(lambda a, b: a * b), "arith.maxsi": _corners(max), "arith.minsi": _corners(min),
-}  # fmt: skip
+    "arith.addi": _corners(lambda a, b: a + b),
+    "arith.subi": _corners(lambda a, b: a - b),
+    "arith.muli": _corners(lambda a, b: a * b),
+    "arith.maxsi": _corners(max),
+    "arith.minsi": _corners(min),
+}
 
 
 def without_divisions(kernel: read.MosaicKernel) -> int:

@@ -27,10 +27,17 @@ class Unresolved(ValueError):
 
 
 COMPARE: Sequence[Callable[[int, int], int]] = (
-    lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a,
-    b: a >= b, lambda a, b: a % 2**32 < b % 2**32, lambda a, b: a % 2**32 <= b % 2**32, lambda a,
-    b: a % 2**32 > b % 2**32, lambda a, b: a % 2**32 >= b % 2**32,
-)  # fmt: skip
+    lambda a, b: a == b,
+    lambda a, b: a != b,
+    lambda a, b: a < b,
+    lambda a, b: a <= b,
+    lambda a, b: a > b,
+    lambda a, b: a >= b,
+    lambda a, b: a % 2**32 < b % 2**32,
+    lambda a, b: a % 2**32 <= b % 2**32,
+    lambda a, b: a % 2**32 > b % 2**32,
+    lambda a, b: a % 2**32 >= b % 2**32,
+)
 """``arith.cmpi`` predicates by number: eq ne slt sle sgt sge ult ule ugt uge."""
 
 
@@ -49,12 +56,20 @@ def _apply(function: Callable[..., int], operands: Sequence[int]) -> int | None:
 
 
 _BINARY: Mapping[str, Callable[[int, int], int]] = {
-    "arith.addi": lambda a, b: a + b, "arith.subi": lambda a, b: a - b, "arith.muli": lambda a, b: a * b,
-    "arith.divsi": lambda a, b: (a - _remainder(a, b)) // b, "arith.remsi": _remainder, "arith.andi": lambda a,
-    b: a & b, "arith.ori": lambda a, b: a | b, "arith.xori": lambda a, b: a ^ b, "arith.maxsi": max,
-    "arith.minsi": min, "arith.shli": lambda a, b: a << (b % 64), "arith.shrsi": lambda a, b: a >> (b % 64),
+    "arith.addi": lambda a, b: a + b,
+    "arith.subi": lambda a, b: a - b,
+    "arith.muli": lambda a, b: a * b,
+    "arith.divsi": lambda a, b: (a - _remainder(a, b)) // b,
+    "arith.remsi": _remainder,
+    "arith.andi": lambda a, b: a & b,
+    "arith.ori": lambda a, b: a | b,
+    "arith.xori": lambda a, b: a ^ b,
+    "arith.maxsi": max,
+    "arith.minsi": min,
+    "arith.shli": lambda a, b: a << (b % 64),
+    "arith.shrsi": lambda a, b: a >> (b % 64),
     "arith.shrui": lambda a, b: a % 2**32 >> (b % 64),
-}  # fmt: skip
+}
 _PASS = ("arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "tpu.assume_multiple")
 
 
@@ -341,8 +356,7 @@ def _control(operation: Any, name: str, results: tuple[int, ...], numbers: _Numb
     arguments = tuple(numbers[value] for block in blocks for value in block.arguments)
     programs = tuple(_translate(block, numbers) for block in blocks)
     yields = tuple(
-        tuple(numbers[value] for value in block.operations[len(block.operations) - 1].operands)
-        for block in blocks
+        tuple(numbers[value] for value in block.operations[len(block.operations) - 1].operands) for block in blocks
     )
     operands = tuple(numbers[value] for value in operation.operands)
     return _Node(name.removeprefix("scf."), results, operands, None, 0, programs, arguments, yields)

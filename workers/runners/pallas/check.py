@@ -227,8 +227,7 @@ def settings_of(closed: ClosedJaxpr) -> Any:
 
 def _beside(jaxpr: Any) -> bool:
     return any(
-        any(part in equation.primitive.name for part in _BESIDE)
-        or any(map(_beside, jaxprs_in_params(equation.params)))
+        any(part in equation.primitive.name for part in _BESIDE) or any(map(_beside, jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
 

@@ -62,11 +62,7 @@ def run(job: Frame, answer: Answer) -> None:
                 (kept / name).mkdir(parents=True)
                 for path in Path(name).iterdir():
                     os.rename(path, kept / name / path.name)
-            data = {
-                "workload": workload["id"],
-                "folder": str(kept),
-                "temporary_bytes": int(memory.temp_size_in_bytes),
-            }
+            data = {"workload": workload["id"], "folder": str(kept), "temporary_bytes": int(memory.temp_size_in_bytes)}
             answer(Frame("compiled", data))
     except Exception as error:  # noqa: BLE001 - compiler errors come in many classes
         answer(Frame("error", {"phase": phase, **describe(error)}))
@@ -100,11 +96,24 @@ def _as_exported(workload: Mapping[str, Any], module: bytes, inputs: list[Any]) 
     in_avals = tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in inputs)
     out_avals = tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in outputs)
     return export.Exported(
-        fun_name="candidate", in_tree=jax.tree.structure((tuple(inputs), {})), in_avals=in_avals,
-        out_tree=jax.tree.structure(tuple(outputs)), out_avals=out_avals, _has_named_shardings=False,
-        _in_named_shardings=(None,) * len(inputs), _out_named_shardings=(None,) * len(outputs),
-        in_shardings_hlo=(None,) * len(inputs), out_shardings_hlo=(None,) * len(outputs), nr_devices=1,
-        platforms=("tpu",), ordered_effects=(), unordered_effects=(), disabled_safety_checks=(),
-        mlir_module_serialized=module, calling_convention_version=int(workload["calling_convention"]),
-        module_kept_var_idx=tuple(range(len(inputs))), uses_global_constants=False, _get_vjp=None,
-    )  # fmt: skip
+        fun_name="candidate",
+        in_tree=jax.tree.structure((tuple(inputs), {})),
+        in_avals=in_avals,
+        out_tree=jax.tree.structure(tuple(outputs)),
+        out_avals=out_avals,
+        _has_named_shardings=False,
+        _in_named_shardings=(None,) * len(inputs),
+        _out_named_shardings=(None,) * len(outputs),
+        in_shardings_hlo=(None,) * len(inputs),
+        out_shardings_hlo=(None,) * len(outputs),
+        nr_devices=1,
+        platforms=("tpu",),
+        ordered_effects=(),
+        unordered_effects=(),
+        disabled_safety_checks=(),
+        mlir_module_serialized=module,
+        calling_convention_version=int(workload["calling_convention"]),
+        module_kept_var_idx=tuple(range(len(inputs))),
+        uses_global_constants=False,
+        _get_vjp=None,
+    )

@@ -74,11 +74,18 @@ def _jit_of(closed: core.ClosedJaxpr, like: str) -> dict[str, Any]:
     """Parameters of a plain call of ``closed``."""
     inputs, outputs = len(closed.jaxpr.invars), len(closed.jaxpr.outvars)
     return {
-        "jaxpr": closed, "in_shardings": (UNSPECIFIED,) * inputs, "out_shardings": (UNSPECIFIED,) * outputs,
-        "in_layouts": (None,) * inputs, "out_layouts": (None,) * outputs, "donated_invars": (False,) * inputs,
-        "ctx_mesh": Mesh(np.empty((), dtype=object), ()), "name": like, "keep_unused": False,
-        "inline": names.INLINE, "compiler_options_kvs": (),
-    }  # fmt: skip
+        "jaxpr": closed,
+        "in_shardings": (UNSPECIFIED,) * inputs,
+        "out_shardings": (UNSPECIFIED,) * outputs,
+        "in_layouts": (None,) * inputs,
+        "out_layouts": (None,) * outputs,
+        "donated_invars": (False,) * inputs,
+        "ctx_mesh": Mesh(np.empty((), dtype=object), ()),
+        "name": like,
+        "keep_unused": False,
+        "inline": names.INLINE,
+        "compiler_options_kvs": (),
+    }
 
 
 def _plain(name: Any) -> str:
@@ -114,11 +121,14 @@ class _Writer:
     def _jaxpr(self, jaxpr: core.Jaxpr) -> dict[str, Any]:
         info = jaxpr.debug_info
         return {
-            "K": [self._binder(v) for v in jaxpr.constvars], "I": [self._binder(v) for v in jaxpr.invars],
-            "E": self._equations(jaxpr.eqns), "O": [self._atom(a) for a in jaxpr.outvars],
-            "F": self._effects(jaxpr.effects), "H": jaxpr.is_high,
+            "K": [self._binder(v) for v in jaxpr.constvars],
+            "I": [self._binder(v) for v in jaxpr.invars],
+            "E": self._equations(jaxpr.eqns),
+            "O": [self._atom(a) for a in jaxpr.outvars],
+            "F": self._effects(jaxpr.effects),
+            "H": jaxpr.is_high,
             "N": _plain(info.func_name if info is not None else ""),
-        }  # fmt: skip
+        }
 
     def _binder(self, variable: core.Var) -> list[Any]:
         if getattr(variable, "initial_qdd", None) is not None:  # JAX 0.11.2 has no such types
@@ -270,8 +280,7 @@ def _refuse(name: str, params: Mapping[str, Any]) -> None:
             raise NoForm(f"{name} with {key}={params[key]!r}"[:200])
     aliases = params.get("input_output_aliases", ())
     if not isinstance(aliases, tuple) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair)
-        for pair in aliases
+        isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair) for pair in aliases
     ):
         raise NoForm(f"{name} with input_output_aliases={aliases!r}"[:200])
 
@@ -415,20 +424,27 @@ def _refers(data: Any) -> bool:
 
 
 _READERS: Mapping[str, Callable[[_Reader, Any, Any], Any]] = {
-    "gd": lambda reader, item, data: pallas_core.dynamic_grid_dim, "f": lambda reader, item,
-    data: float.fromhex(item), "t": lambda reader, item, data: tuple(reader.value(v) for v in item),
-    "l": lambda reader, item, data: [reader.value(v) for v in item], "d": lambda reader, item,
-    data: {reader.value(k): reader.value(v) for k, v in item}, "cj": _Reader._read_closed, "cr": lambda reader,
-    item, data: reader._read[item], "oj": _Reader._read_open, "dt": lambda reader, item,
-    data: names.EXTENDED[item]() if item in names.EXTENDED else dtype_named(item), "a": _Reader._read_array,
-    "sa": _Reader._read_shaped, "ns": _Reader._read_sharding, "ref": _Reader._read_reference,
-    "T": _Reader._read_tree, "e": lambda reader, item, data: names.ENUMS[item[0]][item[1]],
-    "o": _Reader._read_object, "nt": lambda reader, item,
-    data: names.RECORD_TYPES[item](*[reader.value(v) for v in data["v"]]), "u": lambda reader, item,
-    data: UNSPECIFIED, "m": lambda reader, item,
-    data: (jax.sharding.get_abstract_mesh() if item else Mesh(np.empty((), dtype=object), ())), "ft": lambda reader,
-    item, data: names.groups_of(item), "ti": lambda reader, item,
-    data: literals.TypedInt(int(item[0]), dtype_named(item[1])), "tf": lambda reader, item,
-    data: literals.TypedFloat(float.fromhex(item[0]), dtype_named(item[1])),
-}  # fmt: skip
+    "gd": lambda reader, item, data: pallas_core.dynamic_grid_dim,
+    "f": lambda reader, item, data: float.fromhex(item),
+    "t": lambda reader, item, data: tuple(reader.value(v) for v in item),
+    "l": lambda reader, item, data: [reader.value(v) for v in item],
+    "d": lambda reader, item, data: {reader.value(k): reader.value(v) for k, v in item},
+    "cj": _Reader._read_closed,
+    "cr": lambda reader, item, data: reader._read[item],
+    "oj": _Reader._read_open,
+    "dt": lambda reader, item, data: names.EXTENDED[item]() if item in names.EXTENDED else dtype_named(item),
+    "a": _Reader._read_array,
+    "sa": _Reader._read_shaped,
+    "ns": _Reader._read_sharding,
+    "ref": _Reader._read_reference,
+    "T": _Reader._read_tree,
+    "e": lambda reader, item, data: names.ENUMS[item[0]][item[1]],
+    "o": _Reader._read_object,
+    "nt": lambda reader, item, data: names.RECORD_TYPES[item](*[reader.value(v) for v in data["v"]]),
+    "u": lambda reader, item, data: UNSPECIFIED,
+    "m": lambda reader, item, data: jax.sharding.get_abstract_mesh() if item else Mesh(np.empty((), dtype=object), ()),
+    "ft": lambda reader, item, data: names.groups_of(item),
+    "ti": lambda reader, item, data: literals.TypedInt(int(item[0]), dtype_named(item[1])),
+    "tf": lambda reader, item, data: literals.TypedFloat(float.fromhex(item[0]), dtype_named(item[1])),
+}
 """Tag of a value to what reads it."""

@@ -69,21 +69,11 @@ def _collected() -> dict[str, core.Primitive]:
 
 PRIMITIVES: Mapping[str, core.Primitive] = _collected()
 
-INLINED: Mapping[str, str] = {
-    "custom_jvp_call": "call_jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-}
+INLINED: Mapping[str, str] = {"custom_jvp_call": "call_jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 """Calls whose other parameters are functions, with the parameter that holds what they compute."""
 
 ONLY: Mapping[str, Mapping[str, Any]] = {
-    "pallas_call": {
-        "debug": False,
-        "interpret": False,
-        "mesh": None,
-        "cost_estimate": None,
-        "metadata": None,
-    },
+    "pallas_call": {"debug": False, "interpret": False, "mesh": None, "cost_estimate": None, "metadata": None},
     "jit": {"compiler_options_kvs": (), "keep_unused": False},
 }
 """Parameters with the one value that they may have."""
@@ -93,16 +83,22 @@ _COMPILER = ("dimension_semantics", "allow_input_fusion", "vmem_limit_bytes", "f
 CLASSES: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        pallas_core.BlockMapping, pallas_core.Blocked, pallas_core.BoundedSlice, pallas_core.Buffered,
-        pallas_core.Element, pallas_core.GridMapping, pallas_core.Squeezed, state.BitcastTransform,
-        state.ReshapeTransform, state.TransposeTransform, tpu_core.CompilerParams,
+        pallas_core.BlockMapping,
+        pallas_core.Blocked,
+        pallas_core.BoundedSlice,
+        pallas_core.Buffered,
+        pallas_core.Element,
+        pallas_core.GridMapping,
+        pallas_core.Squeezed,
+        state.BitcastTransform,
+        state.ReshapeTransform,
+        state.TransposeTransform,
+        tpu_core.CompilerParams,
     )
-}  # fmt: skip
+}
 
 _DEFAULTS = {
-    field.name: field.default
-    for field in dataclasses.fields(tpu_core.CompilerParams)
-    if field.name not in _COMPILER
+    field.name: field.default for field in dataclasses.fields(tpu_core.CompilerParams) if field.name not in _COMPILER
 }
 
 WITHHELD: Mapping[str, Mapping[str, Any]] = {
@@ -121,15 +117,22 @@ ENUMS: Mapping[str, Any] = {
     **{
         kind.__name__: kind
         for kind in (
-            lax.AccuracyMode, lax.DotAlgorithmPreset, lax.Precision, lax.RoundingMethod, lax.RandomAlgorithm,
-            slicing.GatherScatterMode, pallas_primitives.DeviceIdType, tpu_core.GridDimensionSemantics,
-            tpu_core.MemorySpace, tpu_core.SemaphoreType,
+            lax.AccuracyMode,
+            lax.DotAlgorithmPreset,
+            lax.Precision,
+            lax.RoundingMethod,
+            lax.RandomAlgorithm,
+            slicing.GatherScatterMode,
+            pallas_primitives.DeviceIdType,
+            tpu_core.GridDimensionSemantics,
+            tpu_core.MemorySpace,
+            tpu_core.SemaphoreType,
         )
     },
     "PallasSpace": pallas_core.MemorySpace,
     "CoreSpace": core.MemorySpace,
     **{kind.__name__: kind for kind in (getattr(api, "Inline", None),) if kind},
-}  # fmt: skip
+}
 """By a name of its own where three are called the same."""
 ENUM_NAMES: Mapping[type, str] = {kind: name for name, kind in ENUMS.items()}
 
@@ -149,25 +152,26 @@ DTYPES: Mapping[type, str] = {
 EXTENDED: Mapping[str, type] = {name: kind for kind, name in DTYPES.items()}
 
 NODES: Mapping[type, str] = {
-    tuple: "tuple", list: "list", dict: "dict", type(None): "nothing", indexing.NDIndexer: "NDIndexer",
-    indexing.Slice: "Slice", state.TransformedRef: "TransformedRef", state.BitcastTransform: "BitcastTransform",
-    state.ReshapeTransform: "ReshapeTransform", state.TransposeTransform: "TransposeTransform",
-}  # fmt: skip
+    tuple: "tuple",
+    list: "list",
+    dict: "dict",
+    type(None): "nothing",
+    indexing.NDIndexer: "NDIndexer",
+    indexing.Slice: "Slice",
+    state.TransformedRef: "TransformedRef",
+    state.BitcastTransform: "BitcastTransform",
+    state.ReshapeTransform: "ReshapeTransform",
+    state.TransposeTransform: "TransposeTransform",
+}
 NODE_TYPES: Mapping[str, type] = {name: kind for kind, name in NODES.items()}
 
-EFFECTS: Mapping[type, str] = {
-    state.ReadEffect: "read",
-    state.WriteEffect: "write",
-    state.AccumEffect: "accumulate",
-}
+EFFECTS: Mapping[type, str] = {state.ReadEffect: "read", state.WriteEffect: "write", state.AccumEffect: "accumulate"}
 EFFECT_TYPES: Mapping[str, Any] = {name: kind for kind, name in EFFECTS.items()}
 
 INLINE: Any = ENUMS["Inline"].JAX_LATE if "Inline" in ENUMS else True
 """How JAX, before 0.11 or since, is told to inline a function."""
 
-_TREES: Any = (
-    importlib.import_module("jax._src.flattree") if importlib.util.find_spec("jax._src.flattree") else None
-)
+_TREES: Any = importlib.import_module("jax._src.flattree") if importlib.util.find_spec("jax._src.flattree") else None
 GROUPS: tuple[type, ...] = (_TREES.FTTuple,) if _TREES else ()
 """What JAX 0.11 says of a loop's operands, in groups of which the sizes alone count."""
 

@@ -192,9 +192,7 @@ class _Kernel:
         if not all(isinstance(size, int) for size in self._grid) or math.prod(self._grid) > MOST_STEPS:
             raise NotImplementedError("the kernel's grid has too many steps, or a size that is not known")
         semantics = getattr(params["compiler_params"], "dimension_semantics", None) or ()
-        mapped = ["parallel"] * len(
-            self._mapping.vmapped_dims
-        )  # in front of those that the kernel's author named
+        mapped = ["parallel"] * len(self._mapping.vmapped_dims)  # in front of those that the kernel's author named
         named = [*mapped, *semantics, *[None] * len(self._grid)][: len(self._grid)]
         self._parallel = [kind in ("parallel", tpu_core.PARALLEL) for kind in named]
         self._count = self._mapping.num_index_operands
@@ -270,11 +268,7 @@ def _interpret(
         )
 
     # without a grid there is one step, which names no place
-    small = (
-        mapping.replace(grid=tuple(len(axis) for axis in indices), local_grid_env=environment)
-        if grid
-        else mapping
-    )
+    small = mapping.replace(grid=tuple(len(axis) for axis in indices), local_grid_env=environment) if grid else mapping
     given = {**params, "grid_mapping": small, "interpret_params": settings}
     del given["interpret"]
 

@@ -54,10 +54,7 @@ class Runner(DeviceRunner):
         found = jax.devices()[0].device_kind
         if not self._interpreted and found != config["kind"]:
             raise RuntimeError(f"the target is a {config['kind']}, this device is a {found}")
-        self.hello = {
-            "device": config["kind"],
-            **{n: importlib.metadata.version(n) for n in ("jax", "libtpu")},
-        }
+        self.hello = {"device": config["kind"], **{n: importlib.metadata.version(n) for n in ("jax", "libtpu")}}
         self._clock: Clock = WallClock() if self._interpreted else ProfilerClock()
         self._programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
         self._numbers = itertools.count()
@@ -66,12 +63,7 @@ class Runner(DeviceRunner):
         return isinstance(error, jax.errors.JaxRuntimeError | MemoryError)
 
     def _program(
-        self,
-        job: Frame,
-        entry: Mapping[str, Any],
-        workload: Mapping[str, Any],
-        answer: Answer,
-        state: dict[str, str],
+        self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], answer: Answer, state: dict[str, str]
     ) -> Program:
         plan = job.blobs[f"plan/{entry['id']}/{workload['id']}"]
         key = (hashlib.sha256(plan).hexdigest(), workload["id"])
@@ -108,9 +100,7 @@ class Runner(DeviceRunner):
                 prefix = f"{workload['id']}/{kind}/"
                 operands = [jax.device_put(job.arrays[prefix + s["name"]]) for s in workload["inputs"]]
                 results = jax.block_until_ready(program.call(*operands))
-                outputs = {
-                    s["name"]: np.asarray(r) for s, r in zip(workload["outputs"], results, strict=True)
-                }
+                outputs = {s["name"]: np.asarray(r) for s, r in zip(workload["outputs"], results, strict=True)}
                 # a traced program gets its operands by value
                 data = {"workload": workload["id"], "kind": kind, "inputs_changed": False}
                 answer(Frame("checked", data, arrays=outputs))
@@ -160,9 +150,13 @@ class Runner(DeviceRunner):
                     arrays.update(_sampled(job, workload, results, place))
                     host[place], wall[place] = overheads(programs[place], operands, brief)
         data = {
-            "workload": workload["id"], "rounds": times, "host_seconds": host, "wall_seconds": wall,
-            "brief": brief, "inputs_changed": False,
-        }  # fmt: skip
+            "workload": workload["id"],
+            "rounds": times,
+            "host_seconds": host,
+            "wall_seconds": wall,
+            "brief": brief,
+            "inputs_changed": False,
+        }
         return Frame("timed", data, arrays=arrays)
 
 

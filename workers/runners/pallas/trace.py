@@ -100,9 +100,12 @@ def check_form(closed: ClosedJaxpr, workload: Mapping[str, Any]) -> None:
 
 
 _WRAPPERS = {
-    "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "closed_call": "call_jaxpr",
-    "checkpoint": "jaxpr", "remat2": "jaxpr",
-}  # fmt: skip
+    "custom_vjp_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
 """Primitives that run what is in them exactly once, and under which parameter they hold it."""
 
 

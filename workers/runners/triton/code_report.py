@@ -132,8 +132,7 @@ class Runner:
     def _launches(self, module: Any, job: Frame, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._compiler.launches = []
         tensors = {
-            spec["name"]: torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"]))
-            for spec in workload["inputs"]
+            spec["name"]: torch.empty(spec["shape"], dtype=torch_dtype(spec["dtype"])) for spec in workload["inputs"]
         }
         with LaunchGuard():
             made = module.launch(tensors, dict(job.data["params"]))

@@ -19,9 +19,12 @@ import triton.runtime.interpreter as interpreter
 from torch.utils._python_dispatch import _disable_current_modes
 
 NARROW: Mapping[Any, type] = {
-    tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
-    tl.float8e4b8: ml_dtypes.float8_e4m3fnuz, tl.float8e5b16: ml_dtypes.float8_e5m2fnuz,
-}  # fmt: skip
+    tl.bfloat16: ml_dtypes.bfloat16,
+    tl.float8e4nv: ml_dtypes.float8_e4m3fn,
+    tl.float8e5: ml_dtypes.float8_e5m2,
+    tl.float8e4b8: ml_dtypes.float8_e4m3fnuz,
+    tl.float8e5b16: ml_dtypes.float8_e5m2fnuz,
+}
 """Types the interpreter keeps as integers, with the numpy types of the same bits."""
 
 MATHS = "exp exp2 log log2 cos sin sqrt sqrt_rn rsqrt abs erf floor ceil"
@@ -70,9 +73,7 @@ class _ElementBooleans(interpreter.ASTTransformer):
         self.generic_visit(node)
         none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
         word = ast.Constant("logical_and" if isinstance(node.op, ast.And) else "logical_or")
-        return ast.Call(
-            ast.Name(_joined.__name__, ast.Load()), [word, *(ast.Lambda(none, v) for v in node.values)], []
-        )
+        return ast.Call(ast.Name(_joined.__name__, ast.Load()), [word, *(ast.Lambda(none, v) for v in node.values)], [])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
@@ -153,8 +154,11 @@ def repair() -> None:
     plain = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     interpreter.interpreter_builder.options = plain
     old_binary, old_ternary, old_dot, old_cast = (
-        builder.binary_op, builder.ternary_op, builder.create_dot, builder.cast_impl,
-    )  # fmt: skip
+        builder.binary_op,
+        builder.ternary_op,
+        builder.create_dot,
+        builder.cast_impl,
+    )
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Callable[..., np.ndarray]) -> Any:
         if _narrow(lhs) and _narrow(rhs):
@@ -173,9 +177,18 @@ def repair() -> None:
         return old_dot(self, a, b, d, *rest)
 
     def create_dot_scaled(
-        self: Any, a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, b_form: Any,
-        fast: bool, a_packed: bool, b_packed: bool, d: Any,
-    ) -> Any:  # fmt: skip
+        self: Any,
+        a: Any,
+        a_scale: Any,
+        a_form: Any,
+        b: Any,
+        b_scale: Any,
+        b_form: Any,
+        fast: bool,
+        a_packed: bool,
+        b_packed: bool,
+        d: Any,
+    ) -> Any:
         left = _scaled(_unpacked(a, a_form, 1 if a_packed else 0), a_scale, 1)
         right = _scaled(_unpacked(b, b_form, 0 if b_packed else 1), b_scale, 0)
         return interpreter.TensorHandle((left @ right + d.data).astype(d.data.dtype), d.dtype.scalar)
@@ -200,9 +213,7 @@ def repair() -> None:
         if type(value) is bool:
             return tl.tensor(interpreter.TensorHandle(np.array([value]), tl.int1), tl.int1)
         if type(value) is float:
-            return tl.tensor(
-                interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32
-            )
+            return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
         return old_argument(value)
 
     interpreter._implicit_cvt = argument
@@ -230,9 +241,7 @@ def repair() -> None:
         """Once for a launch: of a device function that is called in one it would be most of the time."""
         known = [one for one in (tl, tl.core) if any(value is one for value in function.__globals__.values())]
         fresh = (*(one.load for one in known), tl.math.exp, tl.tensor.__add__)
-        return (
-            old_language(function) if any(map(tl.core.is_builtin, fresh)) else interpreter._LangPatchScope()
-        )
+        return old_language(function) if any(map(tl.core.is_builtin, fresh)) else interpreter._LangPatchScope()
 
     interpreter._patch_lang = patch_language
     old_dot_scaled = interpreter.interpreter_semantic.dot_scaled
@@ -267,8 +276,11 @@ def repair() -> None:
 
 
 PLAIN_FORMS: Mapping[str, type] = {
-    "E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2, "BF16": ml_dtypes.bfloat16, "FP16": np.float16,
-}  # fmt: skip
+    "E4M3": ml_dtypes.float8_e4m3fn,
+    "E5M2": ml_dtypes.float8_e5m2,
+    "BF16": ml_dtypes.bfloat16,
+    "FP16": np.float16,
+}
 
 
 def _unpacked(value: Any, form: Any, axis: int) -> np.ndarray:

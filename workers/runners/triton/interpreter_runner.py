@@ -38,9 +38,7 @@ class Runner(TorchDevice):
         self.hello = {"torch": torch.__version__, "triton": triton.__version__, "device": config["product"]}
         self._modules: dict[str, ModuleType] = {}
 
-    def _call(
-        self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
-    ) -> Call:
+    def _call(self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors) -> Call:
         key = entry["source"]
         if key not in self._modules:
             if is_gluon(key):

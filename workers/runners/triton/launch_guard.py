@@ -32,9 +32,7 @@ KEPT = -1
 def poisons(count: int) -> list[int]:
     """For so many calls in a row: NaN and something else in turn, whichever comes first."""
     first = secrets.randbelow(2)
-    others = [
-        secrets.choice((KEPT, secrets.randbelow(POISON))) if count > 1 else poison() for _ in range(count)
-    ]
+    others = [secrets.choice((KEPT, secrets.randbelow(POISON))) if count > 1 else poison() for _ in range(count)]
     return [POISON if count > 1 and turn % 2 == first else other for turn, other in enumerate(others)]
 
 
@@ -59,9 +57,7 @@ class Canaries:
         self._spans: list[tuple[int, int]] = []
         self.read_outside = False
 
-    def allocate(
-        self, like: torch.Tensor, device: torch.device | str, fill: int | None = None
-    ) -> torch.Tensor:
+    def allocate(self, like: torch.Tensor, device: torch.device | str, fill: int | None = None) -> torch.Tensor:
         """Contiguous memory of this shape and dtype between two canaries, at a place by lot, all ``fill``, or as the
         canaries say. A library serves operands at any multiple of 16."""
         size = like.numel() * like.element_size()
@@ -148,9 +144,7 @@ class LaunchGuard(TorchDispatchMode):
             raise ForeignWork(f"work outside the kernel: torch computes {name}")
         return func(*args, **options)
 
-    def _made(
-        self, func: Any, args: Sequence[Any], options: dict[str, Any], fill: int | None
-    ) -> torch.Tensor:
+    def _made(self, func: Any, args: Sequence[Any], options: dict[str, Any], fill: int | None) -> torch.Tensor:
         if self._canaries is None:
             return func(*args, **options)
         like = func(*args, **{**options, "device": "meta"})

@@ -23,14 +23,7 @@ from tilewright.library.plans.format import Plan
 from tilewright.library.plans.replay import Codes, Ready
 from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.triton.clock import Clock, GpuClock, nothing
-from tilewright.workers.runners.triton.launch_guard import (
-    CANARY,
-    CANARY_BYTES,
-    KEPT,
-    Canaries,
-    OutsideWrite,
-    poison,
-)
+from tilewright.workers.runners.triton.launch_guard import CANARY, CANARY_BYTES, KEPT, Canaries, OutsideWrite, poison
 from tilewright.workers.runners.triton.tensors import Tensors, torch_dtype
 from tilewright.workers.runners.triton.torch_runner import Call, TorchDevice
 
@@ -94,22 +87,15 @@ class Runner(TorchDevice):
         self._arena = Arena(device)
         self._held: OrderedDict[str, _Held] = OrderedDict()
 
-    def _call(
-        self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
-    ) -> Call:
+    def _call(self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors) -> Call:
         data = job.blobs[f"plan/{entry['id']}/{workload['id']}"]
         held = self._held.setdefault(entry["id"], _Held(self._gpu))
         self._held.move_to_end(entry["id"])
         while len(self._held) > ENTRIES:
             self._held.popitem(last=False)[1].close()
         ready = held.ready(data)
-        for given, spec in (
-            (ready.plan.inputs, workload["inputs"]),
-            (ready.plan.outputs, workload["outputs"]),
-        ):
-            if [(t.name, list(t.shape), t.dtype) for t in given] != [
-                (s["name"], s["shape"], s["dtype"]) for s in spec
-            ]:
+        for given, spec in ((ready.plan.inputs, workload["inputs"]), (ready.plan.outputs, workload["outputs"])):
+            if [(t.name, list(t.shape), t.dtype) for t in given] != [(s["name"], s["shape"], s["dtype"]) for s in spec]:
                 raise RuntimeError(f"the plan is not for the tensors of {workload['id']}")
         return _Launched(ready, tensors, self._arena, self._gpu, self._clock)
 

@@ -20,16 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver as runtime_driver
 
-from tilewright.library.plans.format import (
-    Launch,
-    NotRecorded,
-    Plan,
-    Pointer,
-    Scalar,
-    Tensor,
-    TensorMap,
-    scalar,
-)
+from tilewright.library.plans.format import Launch, NotRecorded, Plan, Pointer, Scalar, Tensor, TensorMap, scalar
 from tilewright.library.torch_record import RecordedCall, TargetDriver
 from tilewright.workers.runners.triton.tensors import checked_results
 
@@ -41,9 +32,16 @@ class _Described:
     """Stands for an encoded tensor map: what Triton asks the driver to encode, without the address."""
 
     def __init__(
-        self, address: int, swizzle: int, size: int, dtype: int, box: Sequence[int], shape: Sequence[int],
-        strides: Sequence[int], fill_nan: int,
-    ) -> None:  # fmt: skip
+        self,
+        address: int,
+        swizzle: int,
+        size: int,
+        dtype: int,
+        box: Sequence[int],
+        shape: Sequence[int],
+        strides: Sequence[int],
+        fill_nan: int,
+    ) -> None:
         self.swizzle, self.dtype, self.fill_nan = swizzle, dtype, bool(fill_nan)
         self.shape, self.box = tuple(map(int, shape)), tuple(map(int, box))
         self.strides = tuple(size * int(stride) for stride in strides[:-1])
@@ -60,9 +58,7 @@ class _Utilities:
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": self._recorder.smem_bytes}
 
-    def load_binary(
-        self, name: str, code: bytes, shared: int, device: int
-    ) -> tuple[int, bytes, int, int, int]:
+    def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[int, bytes, int, int, int]:
         """Module, function, registers, spills, threads of a block at most; the code itself serves as function."""
         return 0, bytes(code), 0, 0, 1024
 
@@ -77,9 +73,18 @@ class _Launcher:
         self._metadata = metadata
 
     def __call__(
-        self, x: int, y: int, z: int, stream: int, function: bytes, packed: Any, metadata: Any, enter: Any, leave: Any,
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: int,
+        function: bytes,
+        packed: Any,
+        metadata: Any,
+        enter: Any,
+        leave: Any,
         *arguments: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.recorder.launched(self._metadata, self._signature, (x, y, z), function, arguments)
 
 
@@ -134,9 +139,7 @@ class Recorder:
             knobs.runtime.jit_cache_hook = None
         return found
 
-    def _recorded(
-        self, launch: Any, params: Mapping[str, Any], workload: Mapping[str, Any], shift: int
-    ) -> Plan:
+    def _recorded(self, launch: Any, params: Mapping[str, Any], workload: Mapping[str, Any], shift: int) -> Plan:
         inputs = [Tensor(s["name"], s["dtype"], tuple(s["shape"])) for s in workload["inputs"]]
         self._call = call = _Call(inputs, shift)
         try:
@@ -149,12 +152,7 @@ class Recorder:
             self._call = None
 
     def launched(
-        self,
-        metadata: Any,
-        signature: Sequence[Any],
-        grid: tuple[int, int, int],
-        code: bytes,
-        values: Sequence[Any],
+        self, metadata: Any, signature: Sequence[Any], grid: tuple[int, int, int], code: bytes, values: Sequence[Any]
     ) -> None:
         """Write a launch down. Raises NotRecorded."""
         if self._call is None:
@@ -165,9 +163,7 @@ class Recorder:
 class _Call(RecordedCall):
     """One call of ``launch``, whose descriptors are what Triton's own launcher would make of them."""
 
-    def _descriptor(
-        self, meta: Mapping[str, Any] | None, value: Any, name: str
-    ) -> list[Pointer | TensorMap | Scalar]:
+    def _descriptor(self, meta: Mapping[str, Any] | None, value: Any, name: str) -> list[Pointer | TensorMap | Scalar]:
         """A tensor map, shape and strides; or base, shape and strides twice where the kernel has none."""
         first, *rest = _described_by_triton(value, meta)
         slot, offset = self._located(value.base, f"a descriptor of {name}")

@@ -32,9 +32,7 @@ def load_module(source: str) -> ModuleType:
 def checked_results(results: Any, wanted: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """What ``launch`` returned, by name. Raises TypeError unless it is exactly the tensors that are wanted."""
     if not isinstance(results, tuple | list) or len(results) != len(wanted):
-        raise TypeError(
-            f"launch returns {type(results).__name__} instead of a tuple of {len(wanted)} tensors"
-        )
+        raise TypeError(f"launch returns {type(results).__name__} instead of a tuple of {len(wanted)} tensors")
     for result, spec in zip(results, wanted, strict=True):
         if type(result) is not torch.Tensor or not result.is_contiguous():
             raise TypeError(f"output {spec['name']} is no plain contiguous tensor")
@@ -59,9 +57,7 @@ PIECE = 1 << 26
 FOLDED, FOLDS = 1 << 12, 1 << 10
 """Bytes that a large tensor's sum takes together, and the least number of such lines."""
 
-_RAW = {
-    1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64),
-}  # fmt: skip
+_RAW = {1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
 """Integers of the same width, by bytes: numpy and torch share no 8-bit or 16-bit float types."""
 
 
@@ -153,10 +149,7 @@ class Operands:
             self._kept[key] = made, self._checksums.of(made)
             # those of a workload under way are needed, and the first kind of a seed in use by every evaluation
             others = [old for old in self._kept if old[:2] != key[:2] and (old[2] or old[0] != key[0])]
-            while (
-                others
-                and sum(t.nbytes for some, _ in self._kept.values() for t in some.values()) > KEPT_BYTES
-            ):
+            while others and sum(t.nbytes for some, _ in self._kept.values() for t in some.values()) > KEPT_BYTES:
                 self._changed |= self._written(others[:1])
                 del self._kept[others.pop(0)]
         self._kept.move_to_end(key)
@@ -173,9 +166,7 @@ class Operands:
         sums = iter(self._checksums.of({f"{k}/{n}": t for k in keys for n, t in self._kept[k][0].items()}))
         return {key for key in keys if [next(sums) for _ in self._kept[key][0]] != self._kept[key][1]}
 
-    def _made(
-        self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]
-    ) -> torch.Tensor:
+    def _made(self, job: Frame, key: Key, spec: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> torch.Tensor:
         (seed, workload, kind), name = key, spec["name"]
         table = tables[name] if name in tables else sent_array(job, workload, kind, name)
         values, salt = to_torch(table, self._device), stream(seed, workload, name)
@@ -217,9 +208,7 @@ class DeviceElements:
         flat, shape = index.reshape(-1), list(index.shape)
         found = torch.empty(flat.numel(), dtype=bits_of(table), device=self._device)
         for start in range(0, flat.numel(), PIECE):
-            found[start : start + PIECE] = table.view(bits_of(table))[
-                places(flat[start : start + PIECE], key)
-            ]
+            found[start : start + PIECE] = table.view(bits_of(table))[places(flat[start : start + PIECE], key)]
         return found.view(table.dtype).view(shape)
 
 

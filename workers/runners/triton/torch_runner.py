@@ -24,14 +24,7 @@ from tilewright.workers.child.frames import Frame
 from tilewright.workers.runners.device_runner import ALIVE_SECONDS, Answer, DeviceRunner, far_behind
 from tilewright.workers.runners.triton.clock import LONG_SECONDS, Clock, nothing
 from tilewright.workers.runners.triton.launch_guard import Canaries, OutsideWrite, poisons
-from tilewright.workers.runners.triton.tensors import (
-    Checksums,
-    Operands,
-    Sampler,
-    Tensors,
-    to_arrays,
-    to_torch,
-)
+from tilewright.workers.runners.triton.tensors import Checksums, Operands, Sampler, Tensors, to_arrays, to_torch
 
 _SPOILING = ("CUDA error", "device-side assert", "out of memory", "illegal", "launch failure")
 
@@ -80,9 +73,7 @@ class TorchDevice(DeviceRunner):
         if self._device == "cpu":
             self._kept = [*canaries.made, *outputs.values()]
 
-    def _call(
-        self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors
-    ) -> Call:
+    def _call(self, job: Frame, entry: Mapping[str, Any], workload: Mapping[str, Any], tensors: Tensors) -> Call:
         raise NotImplementedError
 
     def _spoiled(self, error: BaseException) -> bool:
@@ -187,9 +178,7 @@ class TorchDevice(DeviceRunner):
                     call.inspect()
                     seen.update({f"{place}/{name}": value for name, value in burst.kept.items()})
                     host[place], wall[place] = burst.host, burst.wall
-        data = {
-            "workload": workload["id"], "rounds": times, "host_seconds": host, "wall_seconds": wall, "brief": brief,
-        }  # fmt: skip
+        data = {"workload": workload["id"], "rounds": times, "host_seconds": host, "wall_seconds": wall, "brief": brief}
         return Frame("timed", data, arrays=to_arrays(seen))
 
 

@@ -71,9 +71,7 @@ def _mixes(node: ast.AST, plan: Plan) -> bool:
 def _read(statement: Statement, plan: Plan) -> RowNumbers | None:
     node, product = statement.node, plan.product
     kernel = product.kernel
-    if not (
-        isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-    ):
+    if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
         return None
     call = node.value
     if not isinstance(call, ast.Call) or device_call(call, kernel.tl) != "load" or len(call.args) != 1:
@@ -120,11 +118,7 @@ class _Places(SumReader):
                 return self.read(node.left, depth + 1)
         elif isinstance(node, ast.Call) and device_call(node, self.tl) == "minimum" and self.varies(node):
             side = node.args[1]
-            last = (
-                isinstance(side, ast.BinOp)
-                and isinstance(side.op, ast.Sub)
-                and ast.unparse(side.right) == "1"
-            )
+            last = isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and ast.unparse(side.right) == "1"
             if last and isinstance(side, ast.BinOp) and is_side(self.kernel, ast.unparse(side.left)):
                 return self.read(node.args[0], depth + 1)
         return super().read(node, depth)

@@ -118,9 +118,7 @@ class DeviceText(EpilogueText):
             texts.append(f"({text}).to(gl.int32)" if "int64" in text else text)
         return f"[{texts[0]}, {texts[1]}]"
 
-    def _lines(
-        self, statements: Sequence[Statement], renamed: Mapping[str, str], only: set[str] | None
-    ) -> str:
+    def _lines(self, statements: Sequence[Statement], renamed: Mapping[str, str], only: set[str] | None) -> str:
         carrier = self._carrier(renamed)
         return "\n".join(carrier.carry(s) for s in statements if only is None or s.text in only)
 
@@ -174,13 +172,18 @@ class DeviceText(EpilogueText):
             f"{stages}.index({self.names['stage']} * CONSUMERS + each))"
         )
         texts = {
-            "desc": f"s_desc, {stages}, ", "fixed": ", S_BYTES: gl.constexpr, RING: gl.constexpr",
-            "bytes": " + (CONSUMERS * S_BYTES if RING else 0)", "copy": only("RING", copy),
-            "stages": f"{stages}, ", "used": "RING: gl.constexpr, ", "entry": "s_desc, ",
+            "desc": f"s_desc, {stages}, ",
+            "fixed": ", S_BYTES: gl.constexpr, RING: gl.constexpr",
+            "bytes": " + (CONSUMERS * S_BYTES if RING else 0)",
+            "copy": only("RING", copy),
+            "stages": f"{stages}, ",
+            "used": "RING: gl.constexpr, ",
+            "entry": "s_desc, ",
             "layout": "S_LAYOUT: gl.constexpr, S_BYTES: gl.constexpr, RING: gl.constexpr, ",
             "made": f"{stages} = gl.allocate_shared_memory(s_desc.dtype, [STAGES * CONSUMERS, {rows}], S_LAYOUT)",
-            "argument": "RING, ", "last": ", S_BYTES, RING",
-        }  # fmt: skip
+            "argument": "RING, ",
+            "last": ", S_BYTES, RING",
+        }
         return {f"ring_{key}": texts[key] for key in keys}
 
     def _body(self) -> str:
@@ -206,23 +209,22 @@ class DeviceText(EpilogueText):
                 continue
             partial = f"{self.names['piece']}_product_{piece}"
             table = {
-                **self.names, "partial": partial,
-                "ready_of": self.names["ready" if piece == 0 else "ready_more"], "number": str(piece),
-                "last": f"PIECES == {piece + 1}", "ring_read": self._ring_read() if piece == 0 else "",
+                **self.names,
+                "partial": partial,
+                "ready_of": self.names["ready" if piece == 0 else "ready_more"],
+                "number": str(piece),
+                "last": f"PIECES == {piece + 1}",
+                "ring_read": self._ring_read() if piece == 0 else "",
                 "a_view": ".permute((1, 0))" if self.product.left.turned else "",
                 "b_view": ".permute((1, 0))" if self.product.right.turned else "",
-            }  # fmt: skip
+            }
             lines.append(filled(PARTIAL, table))
-            lines.append(
-                self._carrier(self._renamed(piece)).carry(with_product(statement, partial, self.kernel.tl))
-            )
+            lines.append(self._carrier(self._renamed(piece)).carry(with_product(statement, partial, self.kernel.tl)))
         for name in self.plan.accumulators:
             if self._is_tile(name):
                 own = f"{name}_{piece}"
                 pinned = "PIN" if self.product.accumulates is None else "True"
-                lines.append(
-                    f"if {pinned}:\n    {own} = warpgroup_mma_wait(num_outstanding=0, deps=({own},))"
-                )
+                lines.append(f"if {pinned}:\n    {own} = warpgroup_mma_wait(num_outstanding=0, deps=({own},))")
         return "\n".join(lines)
 
     def _end(self) -> str:
@@ -249,9 +251,7 @@ class DeviceText(EpilogueText):
         used = set()
         for statement in (*self.plan.before, *self.plan.early, *self.plan.late, *self.plan.after):
             used |= {
-                n.func.id
-                for n in ast.walk(statement.node)
-                if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+                n.func.id for n in ast.walk(statement.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
             }
         found = [k.function for k in jit_kernels(self.source) if k.name in used]
         return found

@@ -62,11 +62,7 @@ class EpilogueText(Lowering):
         """The functions that store a tile."""
         found = self._finish
         if found is None:
-            plain = {
-                "finished": "columns",
-                "finish_parameters": "",
-                "narrowed": "value = value.to(c_desc.dtype)",
-            }
+            plain = {"finished": "columns", "finish_parameters": "", "narrowed": "value = value.to(c_desc.dtype)"}
             return filled(STORE, {**table, **plain})
         name, product = f"{self.entry}_finish", self.product
         columns = (self.product.columns, "FIRST", "WIDTH")
@@ -74,14 +70,17 @@ class EpilogueText(Lowering):
         carrier = Carrier(self.kernel.tl, "gl", shape, "", self.helper_names, False, None, columns)
         own = [product.row_tile, product.column_tile]
         made = {
-            **table, "finish": name, "sum": found.sum,
+            **table,
+            "finish": name,
+            "sum": found.sum,
             "finish_declared": declared(found.given.runtime, found.given.fixed),
             "finish_parameters": listed(own) + declared(found.given.runtime, found.given.fixed),
             "finish_before": "\n".join(carrier.carry(s) for s in found.before),
             "finish_after": "\n".join(carrier.carry(s) for s in found.after),
             "finish_value": carrier.expression(self.stored.value) if self.stored else "",
-            "finished": f"{name}(columns, {listed([*own, *found.given.all])}part * WIDTH, WIDTH)", "narrowed": "",
-        }  # fmt: skip
+            "finished": f"{name}(columns, {listed([*own, *found.given.all])}part * WIDTH, WIDTH)",
+            "narrowed": "",
+        }
         return filled(FINISH, made) + "\n\n\n" + filled(STORE, made)
 
     def _after(self) -> str:

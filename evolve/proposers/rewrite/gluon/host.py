@@ -60,9 +60,7 @@ class HostText(Lowering):
             else "",
         }
         table |= self._ring_host()
-        self._check_free(
-            ("a_layout", "b_layout", "c_layout", "s_layout", "ring", "stages", "stage_bytes", "room")
-        )
+        self._check_free(("a_layout", "b_layout", "c_layout", "s_layout", "ring", "stages", "stage_bytes", "room"))
         return filled(HOST, table)
 
     def _tiles_there_are(self) -> dict[str, str]:
@@ -90,8 +88,7 @@ class HostText(Lowering):
         (call,) = [
             c
             for c in device_calls(self.source, self.kernel.function, "program_id")
-            if columns
-            not in (self.source.code(c), *(n for n in self.kernel.bound if self.kernel.value_of(n) is c))
+            if columns not in (self.source.code(c), *(n for n in self.kernel.bound if self.kernel.value_of(n) is c))
         ]
         axis = argument(call, "axis", 0)
         assert isinstance(axis, cst.Integer)
@@ -108,10 +105,7 @@ class HostText(Lowering):
             f"s_layout = gl.NVMMASharedLayout(0, 8 * {size}, rank=1)",
             f"ring = {' and '.join([self._param('ring'), *fits])}",
         )
-        return {
-            "ring_host": "\n".join(lines),
-            "ring_room": f" + {rows} * {self._param('consumers')} * {size}",
-        }
+        return {"ring_host": "\n".join(lines), "ring_room": f" + {rows} * {self._param('consumers')} * {size}"}
 
     def _ring_launch(self) -> str:
         if self.numbers is None:
@@ -135,9 +129,7 @@ class HostText(Lowering):
                 if n in {*self._needed_by_producer().runtime, *self._needed_by_consumer().runtime}
             ),
             tuple(
-                n
-                for n in self._order
-                if n in {*self._needed_by_producer().fixed, *self._needed_by_consumer().fixed}
+                n for n in self._order if n in {*self._needed_by_producer().fixed, *self._needed_by_consumer().fixed}
             ),
         )
         given = [f"{name}={self._given(name)}" for name in passed.all]
@@ -164,10 +156,7 @@ class HostText(Lowering):
             "mode": f"IN_FLIGHT={apart}int({self._param('in_flight')} and stages > 1)"
             if mode == "IN_FLIGHT"
             else f"PIN={self._param('pin')}",
-            **{
-                key: self._param(key)
-                for key in ("consumers", "pieces", "walk_rows", "programs", "producer_registers")
-            },
+            **{key: self._param(key) for key in ("consumers", "pieces", "walk_rows", "programs", "producer_registers")},
             "a": left.tensor,
             "a_elements": " * ".join(a_box),
             "b_elements": " * ".join(b_box),
@@ -207,8 +196,5 @@ def _descriptor(tile: Tile, box: str, layout: str) -> str:
     sides, strides, of = f"list({tensor}.shape)", f"list({tensor}.stride())", tensor
     if tile.sheets:
         of = f"{tensor}.reshape(-1, {tensor}.shape[2])"
-        sides, strides = (
-            f"[{tensor}.shape[0] * {tensor}.shape[1], {tensor}.shape[2]]",
-            f"[{tensor}.stride(1), 1]",
-        )
+        sides, strides = (f"[{tensor}.shape[0] * {tensor}.shape[1], {tensor}.shape[2]]", f"[{tensor}.stride(1), 1]")
     return f"TensorDescriptor({of}, {sides}, {strides}, {box}, {layout})"

@@ -135,9 +135,7 @@ class _Writer(DeviceText, HostText):
         name = self._as_constraint(self._host_text(extent))
         if name is None:
             return 0
-        return (
-            int(name) if name.isdigit() else int(self.edit.added.get(name, self.source.defaults.get(name, 0)))
-        )
+        return int(name) if name.isdigit() else int(self.edit.added.get(name, self.source.defaults.get(name, 0)))
 
     def _constraints(self) -> None:
         rows, columns = self._host_text(self.product.rows), self._host_text(self.product.columns)
@@ -162,10 +160,7 @@ class _Writer(DeviceText, HostText):
         if "slots" in names:
             add(f"{names['slots']} <= {names['pieces']} * {names['parts']}", "a slot for every part at most")
             if column is not None:
-                add(
-                    f"{column} // {names['parts']} >= 32",
-                    "a part of a tile is stored in rows of 64 bytes or more",
-                )
+                add(f"{column} // {names['parts']} >= 32", "a part of a tile is stored in rows of 64 bytes or more")
 
     def _as_constraint(self, host: str) -> str | None:
         """A host's expression in the words of constraints."""

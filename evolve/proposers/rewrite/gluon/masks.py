@@ -58,9 +58,7 @@ def _keeps_within(kernel: TritonKernel, part: ast.expr, starts: Sequence[str]) -
         return False
     room = (sides[1] - sides[0]).scalar
     names = [p.name.value for p in parameters(kernel.function) if p.name.value not in kernel.constexprs]
-    return any(
-        room == Sum({(name,): 1}) - first and is_side(kernel, name) for name in names for first in firsts
-    )
+    return any(room == Sum({(name,): 1}) - first and is_side(kernel, name) for name in names for first in firsts)
 
 
 def _read(kernel: TritonKernel, place: ast.expr | str) -> Sum:

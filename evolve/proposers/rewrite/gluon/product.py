@@ -13,13 +13,7 @@ import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import Unsupported, walk
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
-from tilewright.evolve.proposers.rewrite.gluon.statements import (
-    Statement,
-    calls,
-    device_call,
-    is_idle,
-    statements_of,
-)
+from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, calls, device_call, is_idle, statements_of
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile
 from tilewright.evolve.proposers.rewrite.gluon.tiles import StoredTile, numbered, operand, stores
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_calls
@@ -93,9 +87,7 @@ def read(kernel: TritonKernel) -> Product:
     dots = [s for s in inside if calls(s.node, kernel.tl, "dot")]
     if len(dots) != 1 or isinstance(dots[0].node, ast.For | ast.If | ast.While):
         raise Unsupported("a dot that is not a statement of its loop")
-    before, after = (
-        naming.of_statements(statement_texts(kernel, part)) for part in (body[:place], body[place + 1 :])
-    )
+    before, after = (naming.of_statements(statement_texts(kernel, part)) for part in (body[:place], body[place + 1 :]))
     product = Product(
         kernel,
         tuple(statement_texts(kernel, outer)),
@@ -110,9 +102,7 @@ def read(kernel: TritonKernel) -> Product:
         naming.names["row_tile"],
         naming.names["column_tile"],
         tuple(
-            StoredTile(
-                naming.of_statements([s.statement])[0], naming.of_text(s.value), naming.of_tile(s.tile)
-            )
+            StoredTile(naming.of_statements([s.statement])[0], naming.of_text(s.value), naming.of_tile(s.tile))
             for s in stores(kernel, body[place + 1 :], left.axes[0], column_tile, left.limit)
         ),
         column_tile,
@@ -214,8 +204,7 @@ def program_of(kernel: TritonKernel) -> tuple[Sequence[cst.CSTNode], Sequence[cs
     body = list(kernel.body)
     for place, statement in enumerate(body):
         nested = isinstance(statement, cst.For) and any(
-            isinstance(inner, cst.For) and device_calls(kernel.source, inner, "dot")
-            for inner in walk(statement.body)
+            isinstance(inner, cst.For) and device_calls(kernel.source, inner, "dot") for inner in walk(statement.body)
         )
         if nested:
             assert isinstance(statement, cst.For)
@@ -233,16 +222,11 @@ def _bound(kernel: TritonKernel, nodes: Sequence[cst.CSTNode]) -> set[str]:
 
 
 def loop_of(kernel: TritonKernel, body: Sequence[cst.CSTNode]) -> tuple[int, cst.For]:
-    found = [
-        (i, s) for i, s in enumerate(body) if isinstance(s, cst.For) and device_calls(kernel.source, s, "dot")
-    ]
+    found = [(i, s) for i, s in enumerate(body) if isinstance(s, cst.For) and device_calls(kernel.source, s, "dot")]
     if len(found) != 1 or len(device_calls(kernel.source, kernel.function, "dot")) != 1:
         raise Unsupported("not one loop with one dot")
     place, loop = found[0]
-    ranged = isinstance(loop.iter, cst.Call) and kernel.source.code(loop.iter.func) in (
-        "range",
-        f"{kernel.tl}.range",
-    )
+    ranged = isinstance(loop.iter, cst.Call) and kernel.source.code(loop.iter.func) in ("range", f"{kernel.tl}.range")
     if not ranged or not isinstance(loop.target, cst.Name) or loop.orelse is not None:
         raise Unsupported("a loop over something other than a range")
     return place, loop
@@ -251,11 +235,7 @@ def loop_of(kernel: TritonKernel, body: Sequence[cst.CSTNode]) -> tuple[int, cst
 def _accumulates(dot: Statement, inside: Sequence[Statement], tl: str) -> str | None:
     node = dot.node
     name = None
-    if (
-        isinstance(node, ast.AugAssign)
-        and isinstance(node.op, ast.Add)
-        and device_call(node.value, tl) == "dot"
-    ):
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and device_call(node.value, tl) == "dot":
         name = node.target.id if isinstance(node.target, ast.Name) else None
     elif isinstance(node, ast.Assign) and device_call(node.value, tl) == "dot":
         assert isinstance(node.value, ast.Call)

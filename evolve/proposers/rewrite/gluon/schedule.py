@@ -69,9 +69,7 @@ def planned(product: Product) -> Plan:
     kept = sliced(bare, wanted, known) | {everything.index(r) for r in roots} | {dot}
     needed = [s for i, s in enumerate(everything) if i in kept]
     for statement in needed:
-        if statement.text not in copied and (
-            "program_id(" in statement.text or "num_programs(" in statement.text
-        ):
+        if statement.text not in copied and ("program_id(" in statement.text or "num_programs(" in statement.text):
             raise Unsupported("a result that depends on the program's number")
     body = [s for s in product.body if s in needed]
     late = _late(body, product.dot)
@@ -80,11 +78,16 @@ def planned(product: Product) -> Plan:
     seeds = {product.column_tile, *product.dot.writes}
     per_piece = affected(loose, seeds)
     return Plan(
-        product, tuple(s for s in product.outside if s in needed),
-        tuple(s for s in product.before if s in needed), tuple(early), tuple(late),
-        tuple(s for s in product.after if s in needed), frozenset(per_piece), tuple(sorted(_carried(late))),
+        product,
+        tuple(s for s in product.outside if s in needed),
+        tuple(s for s in product.before if s in needed),
+        tuple(early),
+        tuple(late),
+        tuple(s for s in product.after if s in needed),
+        frozenset(per_piece),
+        tuple(sorted(_carried(late))),
         all(s.writes & per_piece for s in late),
-    )  # fmt: skip
+    )
 
 
 def without_operands(statement: Statement, tl: str) -> Statement:

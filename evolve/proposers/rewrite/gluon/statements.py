@@ -38,9 +38,7 @@ class Statement:
 
     @cached_property
     def writes(self) -> frozenset[str]:
-        return frozenset(
-            n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        )
+        return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
     def conflicts(self, earlier: Self) -> bool:
         """Whether it must stay behind ``earlier``."""
@@ -121,9 +119,16 @@ class Carrier(ast.NodeTransformer):
     """
 
     def __init__(
-        self, tl: str, gl: str, shape: tuple[str, str], layout: str, renamed: Mapping[str, str],
-        rows: bool = False, part: tuple[str, str] | None = None, columns: tuple[str, str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tl: str,
+        gl: str,
+        shape: tuple[str, str],
+        layout: str,
+        renamed: Mapping[str, str],
+        rows: bool = False,
+        part: tuple[str, str] | None = None,
+        columns: tuple[str, str, str] | None = None,
+    ) -> None:
         self.tl, self.gl, self.shape, self.layout, self.renamed = tl, gl, shape, layout, renamed
         self.rows = rows and shape[0] != shape[1]
         self.part, self.columns = part, columns
@@ -168,9 +173,7 @@ class Carrier(ast.NodeTransformer):
             made = self.generic_visit(node)
             assert isinstance(made, ast.Call)
             if self.part is not None:
-                shape = (
-                    made.args[0] if made.args else next(k.value for k in made.keywords if k.arg == "shape")
-                )
+                shape = made.args[0] if made.args else next(k.value for k in made.keywords if k.arg == "shape")
                 assert isinstance(shape, ast.Tuple | ast.List)
                 shape.elts[0] = _parsed(self.part[1])
             made.keywords.append(ast.keyword("layout", _parsed(layout)))

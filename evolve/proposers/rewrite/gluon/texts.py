@@ -48,19 +48,24 @@ def specialized(consume: str, produce: str, registers: str) -> str:
         warps = ", ".join(["4"] * (count - 1) + ["1"])
         given = ", ".join(["REGISTERS"] * (count - 1) + [registers])
         calls = [f"        {part}" for part in parts]
-        made = [
-            f"if CONSUMERS == {count}:", "    gl.warp_specialize([", *calls, f"    ], [{warps}], [{given}])",
-        ]  # fmt: skip
+        made = [f"if CONSUMERS == {count}:", "    gl.warp_specialize([", *calls, f"    ], [{warps}], [{given}])"]
         cases += [f"    {line}" for line in made]
     return "\n".join(cases)
 
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
-    "consumers": ((1, 2, 3), 2), "pieces": ((1, 2), 1), "stages": ((2, 3, 4, 5, 6, 8), 4),
-    "walk_rows": ((1, 2, 4, 8, 16, 32), 8), "programs": ((132, 1048576), 132), "slots": ((1, 2, 4), 1),
-    "parts": ((1, 2, 4), 1), "producer_registers": ((24, 40), 24), "in_flight": ((False, True), True),
-    "pin": ((False, True), True), "ring": ((False, True), True),
-}  # fmt: skip
+    "consumers": ((1, 2, 3), 2),
+    "pieces": ((1, 2), 1),
+    "stages": ((2, 3, 4, 5, 6, 8), 4),
+    "walk_rows": ((1, 2, 4, 8, 16, 32), 8),
+    "programs": ((132, 1048576), 132),
+    "slots": ((1, 2, 4), 1),
+    "parts": ((1, 2, 4), 1),
+    "producer_registers": ((24, 40), 24),
+    "in_flight": ((False, True), True),
+    "pin": ((False, True), True),
+    "ring": ((False, True), True),
+}
 """What a lowered kernel can be tuned by: values and default."""
 
 WALK = '''

@@ -76,9 +76,7 @@ def block_tile(kernel: TritonKernel, call: cst.Call) -> Tile | None:
     return Tile(tensor, rows, columns, False) if unit[1] else Tile(tensor, columns, rows, True)
 
 
-def _history(
-    kernel: TritonKernel, pointer: cst.Name
-) -> tuple[cst.BaseExpression | None, Sequence[cst.CSTNode]]:
+def _history(kernel: TritonKernel, pointer: cst.Name) -> tuple[cst.BaseExpression | None, Sequence[cst.CSTNode]]:
     """(what makes a pointer, the statements that advance it)."""
     made: cst.BaseExpression | None = None
     advances = []

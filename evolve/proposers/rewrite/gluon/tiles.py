@@ -11,12 +11,7 @@ from tilewright.evolve.proposers.rewrite.gluon.masks import row_limit, within_bo
 from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, statements_of
 from tilewright.evolve.proposers.rewrite.gluon.tile import Axis, Tile, block_tile
 from tilewright.evolve.proposers.rewrite.sums import Sum
-from tilewright.evolve.proposers.rewrite.triton.descriptors import (
-    Address,
-    address_of,
-    has_more_sides,
-    tile_address,
-)
+from tilewright.evolve.proposers.rewrite.triton.descriptors import Address, address_of, has_more_sides, tile_address
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel, argument, device_name, range_of
 
 
@@ -93,18 +88,15 @@ def _sheet(kernel: TritonKernel, call: cst.Call) -> Tile:
     refused = Unsupported(f"an address that is no tile: {kernel.source.code(call)[:40]}")
     address = tile_address(kernel, call.args[0].value, call)
     loop = kernel.source.enclosing(call, cst.For)
-    if (
-        address is None
-        or loop is None
-        or not address.contiguous_columns
-        or not has_more_sides(kernel, address.base)
-    ):
+    if address is None or loop is None or not address.contiguous_columns or not has_more_sides(kernel, address.base):
         raise refused
     rows, columns, width = address.rows, address.columns, address.rows.stride.text()
     heights = [
-        (product, f) for product in rows.first.parts for f in product
+        (product, f)
+        for product in rows.first.parts
+        for f in product
         if f != width and kernel.given(f) is not None and f not in kernel.constexprs
-    ]  # fmt: skip
+    ]
     bounds = range_of(kernel.source, loop)
     if len(heights) != 1 or bounds is None:
         raise refused
@@ -225,11 +217,7 @@ def stores(
             if (
                 pair
                 and pair[1].limit == limit
-                and (
-                    pair[1].axes[0] == rows
-                    if limit
-                    else numbered(kernel, pair[1].axes[0]) == numbered(kernel, rows)
-                )
+                and (pair[1].axes[0] == rows if limit else numbered(kernel, pair[1].axes[0]) == numbered(kernel, rows))
                 and numbered(kernel, pair[1].axes[1]) == column_tile
             ):
                 (statement,) = statements_of(dedented(kernel.source, node))

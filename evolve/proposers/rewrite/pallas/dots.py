@@ -95,9 +95,7 @@ class _Chunk(CallRule[Accumulate]):
             if dot is not None:
                 side = dot.lhs if self.axis == 0 else dot.rhs
                 before, _, after = (
-                    _text(node).partition(_text(side))
-                    if self.axis == 0
-                    else _text(node).rpartition(_text(side))
+                    _text(node).partition(_text(side)) if self.axis == 0 else _text(node).rpartition(_text(side))
                 )
                 return f"{before}{take(side, along)}{after}"
             if isinstance(node, cst.BinaryOperation):
@@ -161,8 +159,7 @@ class ScaleBeforeDot(CallRule[Accumulate]):
                 continue
             name = item.ref or _text(item.target)
             looped, added = (
-                sum(isinstance(n, cst.Name) and n.value == name for n in walk(node))
-                for node in (loop, item.statement)
+                sum(isinstance(n, cst.Name) and n.value == name for n in walk(node)) for node in (loop, item.statement)
             )
             if looped == added and item.statement in loop.body.body:
                 yield f"scale the operands of the dots added to {_text(item.target)}", item

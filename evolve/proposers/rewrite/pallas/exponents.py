@@ -21,9 +21,7 @@ HUGE = 1e20
 _EXP = ("jax.numpy.exp", "jax.lax.exp")
 _KEEPS_UNIT = frozenset(
     f"jax.numpy.{name}"
-    for name in names(
-        "max amax maximum concatenate broadcast_to repeat reshape where full full_like zeros zeros_like"
-    )
+    for name in names("max amax maximum concatenate broadcast_to repeat reshape where full full_like zeros zeros_like")
 ) | {"jax.experimental.pallas.tpu.repeat"}
 
 ScaledPowers = tuple[dict[cst.CSTNode, cst.BaseExpression], list[cst.Call]]
@@ -120,9 +118,10 @@ class _Units:
             if statement in self.scalings or not self._mentions(line):
                 continue
             powers = [
-                n for n in walk(line)
+                n
+                for n in walk(line)
                 if isinstance(n, cst.Call) and self.kernel.qualified(n.func) in _EXP and self._difference(n)
-            ]  # fmt: skip
+            ]
             found += powers
             covered = {n for power in powers for n in walk(power.args[0].value)}
             if self._left_over(statement, line, covered):
@@ -190,11 +189,7 @@ class _Units:
             name = self.kernel.qualified(node.func)
             if name not in _KEEPS_UNIT:
                 method = node.func if isinstance(node.func, cst.Attribute) else None
-                return (
-                    method is not None
-                    and method.attr.value in ("max", "reshape")
-                    and self._fits(method.value)
-                )
+                return method is not None and method.attr.value in ("max", "reshape") and self._fits(method.value)
             free = [a.value for a in node.args if a.keyword is None]
             if name == "jax.numpy.where":
                 return all(self._fits(a) for a in free[1:])

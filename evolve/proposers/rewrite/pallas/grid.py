@@ -23,9 +23,7 @@ from tilewright.evolve.proposers.rewrite.pallas.analysis.view import (
 )
 
 
-def reserve(
-    edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]
-) -> tuple[dict[str, list[str]], bool]:
+def reserve(edit: Edit, view: PallasCall, chain: Chain, lead: Sequence[str]) -> tuple[dict[str, list[str]], bool]:
     """Declare one scratch buffer per chain value, [*lead, turns of its loop?, *shape of the value].
 
     By value the buffer's name and the number of the turn, if it has one; and whether a value has elements of a byte.
@@ -80,9 +78,7 @@ class CacheAcrossAxis(CallRule[tuple[int, Chain]]):
         first = chain.first if narrow else _scope_start(view, chain.first)
         ids = {d: pinned_id(edit, view, d, first) for d in sorted({axis, *inner})}
         lead = [ids[d] for d in sorted(inner)]
-        places = {
-            value: f"{name}[{', '.join([*lead, *turn]) or '...'}]" for value, (name, *turn) in buffers.items()
-        }
+        places = {value: f"{name}[{', '.join([*lead, *turn]) or '...'}]" for value, (name, *turn) in buffers.items()}
         label, step, fresh = map(kernel.fresh, ("fill_cache", "one_step", "is_fresh"))
         fill = f"def {label}():\n{indent(chain.body(places), '    ')}"
         if narrow:  # the simulator cannot cost one-byte dots beside the stores of what they read
@@ -119,9 +115,7 @@ def _with_rest_inside(block: cst.IndentedBlock, name: str, calls: str) -> cst.In
     (place,) = (i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef) and s.name.value == name)
     own = cst.ensure_type(cst.ensure_type(body[place], cst.FunctionDef).body, cst.IndentedBlock)
     inner = cst.IndentedBlock(body=[*own.body, *body[place + 1 :]])
-    return block.with_changes(
-        body=[*body[:place], body[place].with_changes(body=inner), *parse_statements(calls)]
-    )
+    return block.with_changes(body=[*body[:place], body[place].with_changes(body=inner), *parse_statements(calls)])
 
 
 def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
@@ -131,9 +125,7 @@ def pinned_id(edit: Edit, view: PallasCall, axis: int, before: int) -> str:
             if bound == axis and any(isinstance(n, cst.Name) and n.value == name for n in walk(statement)):
                 return name
     name = view.kernel.fresh(f"step_{axis}")
-    edit.insert_before(
-        view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})"
-    )
+    edit.insert_before(view.body[0] if before else view.body[before], f"{name} = {view.pallas}.program_id({axis})")
     return name
 
 
@@ -228,9 +220,7 @@ def _dividend(kernel: KernelSource, extent: str, steps: cst.BaseExpression) -> s
     """K of ``K // extent`` and of ``cdiv(K, extent)``."""
     if isinstance(steps, cst.BinaryOperation) and isinstance(steps.operator, cst.FloorDivide):
         left, right = steps.left, steps.right
-    elif (
-        isinstance(steps, cst.Call) and kernel.qualified(steps.func).endswith("cdiv") and len(steps.args) == 2
-    ):
+    elif isinstance(steps, cst.Call) and kernel.qualified(steps.func).endswith("cdiv") and len(steps.args) == 2:
         left, right = steps.args[0].value, steps.args[1].value
     else:
         return None
@@ -268,10 +258,7 @@ def _reshape_scratch(edit: Edit, view: PallasCall, extents: dict[str, str]) -> N
 def _renumber(edit: Edit, view: PallasCall, axis: int) -> None:
     """Program ids of the removed axis become 0, its count 1, and later axes move down."""
     for node in walk(view.function):
-        for found, constant in (
-            (program_axis(view.kernel, node), "0"),
-            (num_programs_axis(view.kernel, node), "1"),
-        ):
+        for found, constant in ((program_axis(view.kernel, node), "0"), (num_programs_axis(view.kernel, node), "1")):
             if found == axis:
                 edit.replace(node, constant)
             elif found is not None and found > axis:

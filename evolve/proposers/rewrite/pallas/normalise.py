@@ -138,9 +138,7 @@ class _Block:
                 return [(*t, ("/", self._plain(node.right))) for t in self._terms(node.left, current, depth)]
         if isinstance(node, cst.Name) and depth:
             value = self._value(node.value)
-            if value is not None and (
-                isinstance(value, cst.BinaryOperation) or self._plain(value) == self.place
-            ):
+            if value is not None and (isinstance(value, cst.BinaryOperation) or self._plain(value) == self.place):
                 old: list[Factors] = [(("*", OLD),)]
                 return self._terms(value, old if self._plain(value) == self.place else current, depth - 1)
         return [(("*", self._plain(node)),)]
@@ -214,9 +212,7 @@ class _Block:
             found += [n for n in walk(statement) if self._is_place(n)]
         used = sum(1 for s in self.block.body if s not in self.updates for n in walk(s) if self._is_place(n))
         aliases = sum(
-            1
-            for n in self.block.body
-            if (v := small(n)) and isinstance(v, cst.Assign) and self._is_place(v.value)
+            1 for n in self.block.body if (v := small(n)) and isinstance(v, cst.Assign) and self._is_place(v.value)
         )
         if used != aliases or any(self._is_compound_use(s) for s in statements(self.view.function.body)):
             return None
@@ -239,11 +235,7 @@ class _Block:
             name = self.kernel.qualified(value.func)
             if name in _ZEROS:
                 return True
-            return (
-                name in _FULL
-                and len(value.args) > 1
-                and self.kernel.code(value.args[1].value) in ("0", "0.0")
-            )
+            return name in _FULL and len(value.args) > 1 and self.kernel.code(value.args[1].value) in ("0", "0.0")
         return isinstance(value, cst.Integer | cst.Float) and float(value.value) == 0.0
 
 

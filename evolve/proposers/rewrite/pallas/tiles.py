@@ -86,9 +86,11 @@ def _skippable(view: PallasCall, static: StaticNames, loop: cst.For) -> tuple[st
     """(text that says a tile is hidden, whether Python decides it) of a loop whose body is one softmax step."""
     kernel = view.kernel
     here = [
-        m for m in masks(kernel, view.function, loop.body) if kernel.enclosing(m.node, cst.For) is loop
+        m
+        for m in masks(kernel, view.function, loop.body)
+        if kernel.enclosing(m.node, cst.For) is loop
         and kernel.enclosing(m.node, cst.FunctionDef) is kernel.enclosing(loop, cst.FunctionDef)
-    ]  # fmt: skip
+    ]
     if len(here) != 1 or any(isinstance(n, cst.Continue | cst.Break | cst.Return) for n in walk(loop.body)):
         return None
     empty = expanded_text(kernel, here[0].empty, loop)
@@ -129,18 +131,12 @@ def _softmax_step(view: PallasCall, loop: cst.For, mask: Mask) -> bool:
     if scores is None:
         return False
     later = list(loop.body.body)
-    later = (
-        later[later.index(kernel.statement(mask.node)) + 1 :] if kernel.statement(mask.node) in later else []
-    )
+    later = later[later.index(kernel.statement(mask.node)) + 1 :] if kernel.statement(mask.node) in later else []
     tainted: set[str] = set()
     bound = {n for s in loop.body.body if (found := assigned_value(s)) for n in found[0]}
     for statement in later:
         for node in walk(statement):
-            if (
-                isinstance(node, cst.Name)
-                and node.value == scores
-                and not _is_consumed(kernel, node, statement)
-            ):
+            if isinstance(node, cst.Name) and node.value == scores and not _is_consumed(kernel, node, statement):
                 return False
         if {scores, *tainted} & reads_of(dedented(kernel, statement)):
             tainted |= {n for n, places in definitions(view.function).items() if statement in places}
@@ -153,11 +149,7 @@ def _softmax_step(view: PallasCall, loop: cst.For, mask: Mask) -> bool:
 
 def _target(kernel: KernelSource, statement: cst.CSTNode) -> str | None:
     line = small(statement)
-    if (
-        isinstance(line, cst.Assign)
-        and len(line.targets) == 1
-        and isinstance(line.targets[0].target, cst.Name)
-    ):
+    if isinstance(line, cst.Assign) and len(line.targets) == 1 and isinstance(line.targets[0].target, cst.Name):
         return line.targets[0].target.value
     if isinstance(line, cst.AugAssign) and isinstance(line.target, cst.Name):
         return line.target.value

@@ -71,9 +71,7 @@ def _unroll(view: PallasCall) -> RewrittenKernel | None:
     rewritten = edit.finish()
     if rewritten is None:
         return None
-    return RewrittenKernel(
-        _python_conditions(rewritten.source, view.name), rewritten.added, rewritten.dropped
-    )
+    return RewrittenKernel(_python_conditions(rewritten.source, view.name), rewritten.added, rewritten.dropped)
 
 
 def _decides(view: PallasCall, axis: int) -> bool:
@@ -127,13 +125,12 @@ def _can_unroll(view: PallasCall, axis: int) -> bool:
             if axis in ref.spec.depends(kernel, position) and not isinstance(index, cst.Name):
                 return False
     nested = [f for f in walk(view.function) if isinstance(f, cst.FunctionDef | cst.Lambda)]
-    hidden = {
-        p.name.value for f in nested if f is not view.function for p in walk(f) if isinstance(p, cst.Param)
-    }
+    hidden = {p.name.value for f in nested if f is not view.function for p in walk(f) if isinstance(p, cst.Param)}
     returns = [
-        r for r in walk(view.function)
+        r
+        for r in walk(view.function)
         if isinstance(r, cst.Return) and kernel.enclosing(r, cst.FunctionDef) is view.function
-    ]  # fmt: skip
+    ]
     return not returns and not hidden & {r.name for r in view.refs}
 
 
@@ -153,10 +150,7 @@ def _widen(edit: Edit, view: PallasCall, axis: int, step: str, steps: str) -> li
                     extent = spec.shape[position]
                     whole = kernel.code(view.grid[axis])
                     edit.replace(
-                        extent,
-                        whole
-                        if _is_squeezed(kernel, extent)
-                        else whole_extent(view, extent, view.grid[axis]),
+                        extent, whole if _is_squeezed(kernel, extent) else whole_extent(view, extent, view.grid[axis])
                     )
                     edit.replace(spec.index[position], "0")
         if id(spec.map_node) not in widened:

@@ -68,10 +68,7 @@ def has_more_sides(kernel: TritonKernel, name: str) -> bool:
         names.add(kernel.source.code(made.args[0].value))
     third = {f"{tensor}.{text}" for tensor in names for text in ("shape[2]", "size(2)", "stride(2)")}
     for place in walk(kernel.source.module):
-        if (
-            isinstance(place, cst.Subscript | cst.Call)
-            and "".join(kernel.source.code(place).split()) in third
-        ):
+        if isinstance(place, cst.Subscript | cst.Call) and "".join(kernel.source.code(place).split()) in third:
             return True
         if isinstance(place, cst.Assign) and kernel.source.code(place.value) in {f"{t}.shape" for t in names}:
             targets = [t.target for t in place.targets]
@@ -163,11 +160,7 @@ class _AddressReader(SumReader):
             line, found, source = small(place), assigned_value(place), self.kernel.source
             if found and len(found[0]) == 1 and total is None:
                 total = self.read(parsed(source.code(found[1])), depth)
-            elif (
-                isinstance(line, cst.AugAssign)
-                and isinstance(line.operator, cst.AddAssign)
-                and total is not None
-            ):
+            elif isinstance(line, cst.AugAssign) and isinstance(line.operator, cst.AddAssign) and total is not None:
                 loop = source.enclosing(place, cst.For)
                 turn = turn_of(source, loop) if loop is not None else None
                 if turn is None or source.enclosing(self.at, cst.For) is not loop:
@@ -219,9 +212,7 @@ def _host(kernel: TritonKernel, extent: str) -> str:
 def _declare(edit: Edit, kernel: TritonKernel, address: Address) -> tuple[str, str]:
     """Pass a host descriptor of the tensor where there can be one; returns its name in the kernel, and the name of
     whether it is there: a descriptor's rows begin at 16 bytes."""
-    first, second = (
-        (address.rows, address.columns) if address.contiguous_columns else (address.columns, address.rows)
-    )
+    first, second = (address.rows, address.columns) if address.contiguous_columns else (address.columns, address.rows)
     stem, tensor = address.base.removesuffix("_ptr"), address.tensor
     name, described = kernel.source.fresh(f"{stem}_desc"), kernel.source.fresh(f"{stem.upper()}{_DESCRIBED}")
     if "triton.tools.tensor_descriptor.TensorDescriptor" not in kernel.source.aliases.values():
@@ -255,11 +246,7 @@ class DescriptorLoad(NodeRule[tuple[cst.Call, Address]]):
             other = argument(call, "other", 2)
             parent = kernel.source.parents.get(call)
             guarded = isinstance(parent, cst.IfExp) and kernel.source.code(parent.test).endswith(_DESCRIBED)
-            if (
-                guarded
-                or not call.args
-                or (other is not None and kernel.source.code(other) not in ("0", "0.0"))
-            ):
+            if guarded or not call.args or (other is not None and kernel.source.code(other) not in ("0", "0.0")):
                 continue
             try:
                 address = address_of(kernel, call.args[0].value, call)

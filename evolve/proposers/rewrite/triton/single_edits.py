@@ -87,11 +87,7 @@ class LaunchOption(NodeRule[tuple[str, tuple[int, ...], int]]):
 
     def find(self, kernel: TritonKernel) -> Iterable[tuple[str, tuple[str, tuple[int, ...], int]]]:
         given = {a.keyword.value for a in kernel.launch().args if a.keyword is not None}
-        options = (
-            ("num_warps", (2, 4, 8), 4),
-            ("num_stages", (1, 2, 3, 4, 5), 3),
-            ("maxnreg", (128, 168, 255), 255),
-        )
+        options = (("num_warps", (2, 4, 8), 4), ("num_stages", (1, 2, 3, 4, 5), 3), ("maxnreg", (128, 168, 255), 255))
         # nothing pipelines a Gluon kernel's loops but itself
         unread = {"num_stages"} if kernel.source.language is Language.GLUON else set[str]()
         for option, values, default in options:

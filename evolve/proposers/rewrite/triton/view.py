@@ -191,9 +191,7 @@ def _jit_kernels(kernel: KernelSource, entry_only: bool) -> list[TritonKernel]:
         return []
     launches: dict[str, list[cst.Call]] = {}
     for node in walk(kernel.module):
-        launched = (
-            node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript) else None
-        )
+        launched = node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Subscript) else None
         if isinstance(node, cst.Call) and isinstance(launched, cst.Name):
             launches.setdefault(launched.value, []).append(node)
     found = []

@@ -128,7 +128,7 @@ def test_what_a_mask_says_of_a_tile_is_so(sign, sides):
         # a mask that is no comparison of positions
         ("skip_masked_tiles", "q_at >= k_at", "q_at * k_at >= 0"),
     ],
-)  # fmt: skip
+)
 def test_refusals(rule, old, new):
     assert sites(rule, AVERAGE.source)
     assert old in AVERAGE.source

@@ -47,27 +47,36 @@ WRITTEN = {
     "a window of keys": [
         ('float("-inf"))\n        m_ij', "-1.0e30)\n        m_ij"),
         ("range(0, tl", "range(tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N, tl"),
-        ("offs_n = tl.arange(0, BLOCK_N)", "offs_n = tl.arange(0, BLOCK_N)\n    low = tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N"),  # noqa: E501
+        (
+            "offs_n = tl.arange(0, BLOCK_N)",
+            "offs_n = tl.arange(0, BLOCK_N)\n    low = tl.maximum(start_m * BLOCK_M - 48, 0) // BLOCK_N * BLOCK_N",
+        ),
         (BASES, ""),
         ("k_ptrs, mask", "k_ptrs + start_n * stride_kn, mask"),
         ("v_ptrs, mask", "v_ptrs + start_n * stride_vn, mask"),
-        ("        qk = tl.where(keep", "        keep = keep & (offs_m[:, None] - start_n - offs_n[None, :] < 48)\n        qk = tl.where(keep"),  # noqa: E501
+        (
+            "        qk = tl.where(keep",
+            "        keep = keep & (offs_m[:, None] - start_n - offs_n[None, :] < 48)\n        qk = tl.where(keep",
+        ),
     ],
     "a cap on scores, a bias of distance": [
-        ("qk *= sm_scale", "qk = 20.0 * (1.0 - 2.0 / (1.0 + tl.exp(qk * (sm_scale * 0.1))))\n        qk += (start_n + offs_n[None, :] - offs_m[:, None]).to(tl.float32) * 0.01"),  # noqa: E501
+        (
+            "qk *= sm_scale",
+            "qk = 20.0 * (1.0 - 2.0 / (1.0 + tl.exp(qk * (sm_scale * 0.1))))\n        qk += (start_n + offs_n[None, :] - offs_m[:, None]).to(tl.float32) * 0.01",  # noqa: E501
+        )
     ],
     "sums added in one expression, weights as a sum": [
         ("acc = acc * tl.exp(m_i - m_ij)[:, None]\n        l_i", "l_i"),
         (LATE, "        acc = tl.dot(p.to(v.dtype), v) + acc * tl.exp(m_i - m_ij)[:, None]\n        m_i = m_ij\n"),
     ],
     "scores masked by a number, in base two": [
-        ("qk = tl.where(keep, qk, float(\"-inf\"))", "qk = qk * 1.4426950408889634 + tl.where(keep, 0, -1.0e6)"),
+        ('qk = tl.where(keep, qk, float("-inf"))', "qk = qk * 1.4426950408889634 + tl.where(keep, 0, -1.0e6)"),
         ("tl.exp(", "tl.exp2("),
     ],
     "no weights, as of linear attention": [
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = m_i"),
-        ("tl.zeros([BLOCK_M], dtype=tl.float32) - float(\"inf\")", "tl.zeros([BLOCK_M], dtype=tl.float32)"),
-        ("float(\"-inf\"))", "0.0)"),
+        ('tl.zeros([BLOCK_M], dtype=tl.float32) - float("inf")', "tl.zeros([BLOCK_M], dtype=tl.float32)"),
+        ('float("-inf"))', "0.0)"),
         ("p = tl.exp(qk - m_ij[:, None])", "p = qk"),
     ],
     "scores that are copied, bound anew and read a step later": [
@@ -78,13 +87,19 @@ WRITTEN = {
     ],
     "scores of which a rounding is more than an exponent": [("q.shape[2] ** -0.5", "q.shape[2] ** -0.5 * 1.7e17")],
     "a row's largest score that is read behind the loop": [
-        ("acc = acc / l_i[:, None]", "acc = acc / l_i[:, None] + 0.1 * (m_i + tl.log(l_i))[:, None]"),
+        ("acc = acc / l_i[:, None]", "acc = acc / l_i[:, None] + 0.1 * (m_i + tl.log(l_i))[:, None]")
     ],
     "offsets computed anew behind the loop": [
-        ("    acc = acc / l_i", "    offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)\n    offs_d = tl.arange(0, HEAD)\n    acc = acc / l_i"),  # noqa: E501
+        (
+            "    acc = acc / l_i",
+            "    offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)\n    offs_d = tl.arange(0, HEAD)\n    acc = acc / l_i",  # noqa: E501
+        )
     ],
     "programs numbered along one axis, rows first": [
-        ("start_m = tl.program_id(0)", "pid = tl.program_id(0)\n    count = tl.cdiv(N_Q, BLOCK_M)\n    start_m = pid % count"),  # noqa: E501
+        (
+            "start_m = tl.program_id(0)",
+            "pid = tl.program_id(0)\n    count = tl.cdiv(N_Q, BLOCK_M)\n    start_m = pid % count",
+        ),
         ("head = tl.program_id(1)", "head = pid // count"),
         ('params["BLOCK_M"]), q.shape[1])', 'params["BLOCK_M"]) * q.shape[1],)'),
     ],
@@ -96,18 +111,26 @@ WRITTEN = {
         ('params["BLOCK_M"]), q.shape[1])', 'params["BLOCK_M"]) * q.shape[1],)'),
     ],
     "rows that are below their largest": [
-        ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)"),
+        ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "m_ij = tl.maximum(m_i, tl.max(qk, 1) - 3.0)")
     ],
     "a factor below zero, which no row's largest score outlives": [("q.shape[2] ** -0.5", "-(q.shape[2] ** -0.5)")],
     "keys and values behind block pointers that a loop advances": [
-        ("    m_i = tl.zeros", "    kb = tl.make_block_ptr(K + (head // shared) * stride_kh, (HEAD, N_K), (1, stride_kn), (0, 0), (HEAD, BLOCK_N), (0, 1))\n    vb = tl.make_block_ptr(V + (head // shared) * stride_vh, (N_K, HEAD), (stride_vn, 1), (0, 0), (BLOCK_N, HEAD), (1, 0))\n    m_i = tl.zeros"),  # noqa: E501
+        (
+            "    m_i = tl.zeros",
+            "    kb = tl.make_block_ptr(K + (head // shared) * stride_kh, (HEAD, N_K), (1, stride_kn), (0, 0), (HEAD, BLOCK_N), (0, 1))\n    vb = tl.make_block_ptr(V + (head // shared) * stride_vh, (N_K, HEAD), (stride_vn, 1), (0, 0), (BLOCK_N, HEAD), (1, 0))\n    m_i = tl.zeros",  # noqa: E501
+        ),
         (LOAD_K, "tl.load(kb, boundary_check=(1,), padding_option='zero')"),
         (LOAD_V, "tl.load(vb, boundary_check=(0,), padding_option='zero')"),
         (BASES, "        kb = tl.advance(kb, (0, BLOCK_N))\n        vb = tl.advance(vb, (BLOCK_N, 0))\n"),
     ],
     "keys and values behind descriptors, the first transposed": [
-        ("    m_i = tl.zeros", "    kd = tl.make_tensor_descriptor(K + (head // shared) * stride_kh, [N_K, HEAD], [stride_kn, 1], [BLOCK_N, HEAD])\n    vd = tl.make_tensor_descriptor(V + (head // shared) * stride_vh, [N_K, HEAD], [stride_vn, 1], [BLOCK_N, HEAD])\n    m_i = tl.zeros"),  # noqa: E501
-        (LOAD_K, "kd.load([start_n, 0]).T"), (LOAD_V, "vd.load([start_n, 0])"), (BASES, ""),
+        (
+            "    m_i = tl.zeros",
+            "    kd = tl.make_tensor_descriptor(K + (head // shared) * stride_kh, [N_K, HEAD], [stride_kn, 1], [BLOCK_N, HEAD])\n    vd = tl.make_tensor_descriptor(V + (head // shared) * stride_vh, [N_K, HEAD], [stride_vn, 1], [BLOCK_N, HEAD])\n    m_i = tl.zeros",  # noqa: E501
+        ),
+        (LOAD_K, "kd.load([start_n, 0]).T"),
+        (LOAD_V, "vd.load([start_n, 0])"),
+        (BASES, ""),
     ],
     "a factor that is a product, in base two": [("qk *= sm_scale", "qk *= sm_scale * 1.5"), ("tl.exp(", "tl.exp2(")],
     "a left operand that is scaled before the loop": [
@@ -117,17 +140,27 @@ WRITTEN = {
     ],
     "a program's numbers and weights by helpers": [
         ("start_m = tl.program_id(0)", "part, start_m = parted(tl.cdiv(HEAD, HEAD))\n    one: tl.constexpr = 1.0"),
-        ("@triton.jit\n", "@triton.jit\ndef parted(X: tl.constexpr, Y: tl.constexpr = None):\n    pid = tl.program_id(0).to(tl.int64)\n    if Y is None:\n        return pid % X, pid // X\n    else:\n        return pid % X, pid // X % Y\n\n\n@triton.jit\ndef weight(x):\n    return tl.exp(x.to(tl.float32))\n\n\n@triton.jit\n"),  # noqa: E501
+        (
+            "@triton.jit\n",
+            "@triton.jit\ndef parted(X: tl.constexpr, Y: tl.constexpr = None):\n    pid = tl.program_id(0).to(tl.int64)\n    if Y is None:\n        return pid % X, pid // X\n    else:\n        return pid % X, pid // X % Y\n\n\n@triton.jit\ndef weight(x):\n    return tl.exp(x.to(tl.float32))\n\n\n@triton.jit\n",  # noqa: E501
+        ),
         ("m_ij = tl.maximum(m_i, tl.max(qk, 1))", "last = m_i\n        m_i = tl.maximum(m_i, tl.max(qk, 1))"),
-        ("tl.exp(m_i - m_ij)", "weight(last - m_i)"), ("tl.exp(qk - m_ij[:, None])", "weight(qk - m_i[:, None]) * one"),
-        ("        m_i = m_ij\n", ""), ("head * stride_oh", "(part + head) * stride_oh"),
+        ("tl.exp(m_i - m_ij)", "weight(last - m_i)"),
+        ("tl.exp(qk - m_ij[:, None])", "weight(qk - m_i[:, None]) * one"),
+        ("        m_i = m_ij\n", ""),
+        ("head * stride_oh", "(part + head) * stride_oh"),
     ],
     "heads in two dimensions, a row beside a tile, scores that are cast": [
         ('inputs["q"], inputs["k"]', 'inputs["q"].reshape(136, 2, 2, 64), inputs["k"]'),
-        ("q.stride(1)", "q.stride(2)"), ("out.stride(1), ", "out.stride(2), "), ("q.shape[2]", "q.shape[3]"),
-        ("        v = tl.load", "        vs = tl.load"), ("tl.dot(p.to(v.dtype), v)", "tl.dot(p.to(vs.dtype), v)"),
+        ("q.stride(1)", "q.stride(2)"),
+        ("out.stride(1), ", "out.stride(2), "),
+        ("q.shape[2]", "q.shape[3]"),
+        ("        v = tl.load", "        vs = tl.load"),
+        ("tl.dot(p.to(v.dtype), v)", "tl.dot(p.to(vs.dtype), v)"),
         ("        acc += tl", "        vt = tl.trans(vs)\n        v = tl.trans(vt)\n        acc += tl"),
-        ("q.shape[1]", "4"), ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"), ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),  # noqa: E501
+        ("q.shape[1]", "4"),
+        ("stride_qm + offs_d[None, :]", "stride_qm + offs_d"),
+        ("qk += tl.dot(q, k)", "qk = tl.dot(q, k).to(tl.float32)"),
     ],
     "columns' numbers that the loop advances, in the mask": [
         ("    for start_n", "    cols = tl.arange(0, BLOCK_N)\n    for start_n"),
@@ -135,21 +168,31 @@ WRITTEN = {
         (BASES, BASES + "        cols += BLOCK_N\n"),
     ],
     "a helper that holds the loop, called twice": [
-        (LOOP, "".join(
-            f"    acc, l_i, m_i = walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, {low}, {high}, stride_kn, stride_vn, N_K, BLOCK_M, BLOCK_N, {stage})\n"  # noqa: E501
-            for low, high, stage in (
-                ("0", "start_m * BLOCK_M // BLOCK_N * BLOCK_N", "4 - 3"),
-                ("start_m * BLOCK_M // BLOCK_N * BLOCK_N", BOUND, "2"),
-            )
-        )),
-        ("@triton.jit\n", "@triton.jit\ndef walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, lo, hi, stride_kn, stride_vn, N_K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGE: tl.constexpr):\n"  # noqa: E501
-            + LOOP.replace(BASES, "").replace(f"range(0, {BOUND}", "range(lo, hi")
+        (
+            LOOP,
+            "".join(
+                f"    acc, l_i, m_i = walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, {low}, {high}, stride_kn, stride_vn, N_K, BLOCK_M, BLOCK_N, {stage})\n"  # noqa: E501
+                for low, high, stage in (
+                    ("0", "start_m * BLOCK_M // BLOCK_N * BLOCK_N", "4 - 3"),
+                    ("start_m * BLOCK_M // BLOCK_N * BLOCK_N", BOUND, "2"),
+                )
+            ),
+        ),
+        (
+            "@triton.jit\n",
+            "@triton.jit\ndef walk(acc, l_i, m_i, q, k_ptrs, v_ptrs, offs_m, offs_n, sm_scale, lo, hi, stride_kn, stride_vn, N_K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGE: tl.constexpr):\n"  # noqa: E501
+            + LOOP.replace(BASES, "")
+            .replace(f"range(0, {BOUND}", "range(lo, hi")
             .replace("k_ptrs, mask", "k_ptrs + start_n * stride_kn, mask")
             .replace("v_ptrs, mask", "v_ptrs + start_n * stride_vn, mask")
-            .replace(f"keep = {KEEP}", "keep = (start_n + offs_n)[None, :] < N_K\n        if STAGE == 2:\n            keep = keep & (offs_m[:, None] >= start_n + offs_n[None, :])")  # noqa: E501
-            + "    return acc, l_i, m_i\n\n\n@triton.jit\n"),
+            .replace(
+                f"keep = {KEEP}",
+                "keep = (start_n + offs_n)[None, :] < N_K\n        if STAGE == 2:\n            keep = keep & (offs_m[:, None] >= start_n + offs_n[None, :])",  # noqa: E501
+            )
+            + "    return acc, l_i, m_i\n\n\n@triton.jit\n",
+        ),
     ],
-}  # fmt: skip
+}
 """The kernel as others write it."""
 
 POINTS = [
@@ -161,9 +204,11 @@ POINTS = [
 
 
 QUICK = (
-    "full", "a program's numbers and weights by helpers", "columns' numbers that the loop advances, in the mask",
+    "full",
+    "a program's numbers and weights by helpers",
+    "columns' numbers that the loop advances, in the mask",
     "a helper that holds the loop, called twice",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +235,7 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
     trials[-1].kernel = cases[-1].name
     one = [[n, [size[0], 1, size[2]] if n in "kv" else size, *rest] for n, size, *rest in CASE.inputs]
     strides = ("k.stride(1)", "k.shape[0] * 0 + k.shape[2]"), ("k.stride(0)", "k.shape[1] * k.shape[2]")
-    for name, parent in (
-        ("one head of keys", CASE.source),
-        ("one head, strides as products", changed(*strides)),
-    ):
+    for name, parent in (("one head of keys", CASE.source), ("one head, strides as products", changed(*strides))):
         cases.append(Case(f"triton/{name}", parent, CASE.params, one))
         trials.append(trial(name, lowered(parent)))
         trials[-1].kernel = cases[-1].name
@@ -202,13 +244,23 @@ def test_every_parameter_and_way_of_writing_keeps_the_meaning(points, written):
 
 
 PACKED = changed(
-    ("head = tl.program_id(1)\n", "head = tl.program_id(1)\n    seq = tl.program_id(2)\n    begin = tl.load(Cu + seq)\n    size = tl.load(Cu + seq + 1) - begin\n    if start_m * BLOCK_M >= size:\n        return\n"),  # noqa: E501
-    ("N_Q, N_K, BLOCK_M", "Cu, BLOCK_M"), ("q.shape[0], keys,", 'inputs["cu"],'), ("N_K", "size"), ("N_Q", "size"),
+    (
+        "head = tl.program_id(1)\n",
+        "head = tl.program_id(1)\n    seq = tl.program_id(2)\n    begin = tl.load(Cu + seq)\n    size = tl.load(Cu + seq + 1) - begin\n    if start_m * BLOCK_M >= size:\n        return\n",  # noqa: E501
+    ),
+    ("N_Q, N_K, BLOCK_M", "Cu, BLOCK_M"),
+    ("q.shape[0], keys,", 'inputs["cu"],'),
+    ("N_K", "size"),
+    ("N_Q", "size"),
     ("offs_m[:, None] * stride", "(begin + offs_m)[:, None] * stride"),
     ("offs_n[None, :] * s", "(begin + offs_n)[None, :] * s"),
-    ("offs_n[:, None] * s", "(begin + offs_n)[:, None] * s"), ("empty_like", "zeros_like"),
-    ('triton.cdiv(q.shape[0], params["BLOCK_M"]), q.shape[1])', '(q.shape[0] + 63) >> 6, q.shape[1], inputs["cu"].shape[0] - 1)'),  # noqa: E501
-)  # fmt: skip
+    ("offs_n[:, None] * s", "(begin + offs_n)[:, None] * s"),
+    ("empty_like", "zeros_like"),
+    (
+        'triton.cdiv(q.shape[0], params["BLOCK_M"]), q.shape[1])',
+        '(q.shape[0] + 63) >> 6, q.shape[1], inputs["cu"].shape[0] - 1)',
+    ),
+)
 """Sequences one behind the other, their beginnings on the device."""
 BEHIND = [[*e[:3], "nan-from:120"] for e in CASE.inputs] + [["cu", [4], "int32", "values:0,70,75,120"]]
 SEQUENCES = Case("triton/sequences", PACKED, CASE.params, BEHIND)
@@ -222,10 +274,7 @@ def packed(name, source, **point):
 
 def test_sequences_end_where_the_device_says():
     cut = lowered(PACKED)
-    trials = [
-        packed(str(point), cut, **point)
-        for point in ({}, {"consumers": 3, "columns": 32}, {"overlap": False})
-    ]
+    trials = [packed(str(point), cut, **point) for point in ({}, {"consumers": 3, "columns": 32}, {"overlap": False})]
     run_checks([SEQUENCES], trials)
     assert check(cut, entry="launch") == [] and [(t.rule, t.reason) for t in trials if not t.ok] == []
 
@@ -250,38 +299,64 @@ def faults_of_scores():
     right, cut = lowered(CASE.source), lowered(PACKED)
     alone = right.replace("min(tiles * others, 132 * several)", "1")  # one program for all tiles
     return {
-        "a stage is read before its copy has landed":
-            (without("mbarrier.wait(k_ready.index(stage), phase)", right), f"{UNWRITTEN}|deadlock|arrivals"),
-        "values are read before their copy has landed":
-            (without("mbarrier.wait(v_ready.index(held), held_phase)", right), UNWRITTEN),
-        "a stage is overwritten while products read it":
-            (without("mbarrier.wait(v_empty.index(stage), phase)", right),
-             "over shared memory that a (product|copy .*may still (read|write))|arrivals"),
-        "values are given back while the second product still reads them":
-            (put(right.replace(f"{GIVEN_BACK}\n{' ' * 28}operand =", "operand ="), "qk = partial", GIVEN_BACK), READ),
-        "scores are used before their product is waited for":
-            (right.replace("num_outstanding=1, deps=(partial,)", "num_outstanding=2, deps=(partial,)"),
-             "used before it is waited for"),
-        "the left operand is overwritten for the next tile":
-            (without("mbarrier.wait(q_empty.index(each), q_phase)", alone), f"{READ}|arrivals|by a copy|{WRITTEN_TO}"),
-        "the left operand is given back before the last product that reads it":
-            (put(without(RELEASE, alone), "start_n_first = own_first", RELEASE), f"{READ}|{WRITTEN_TO}"),
-        "the left operand is given back while its last product runs":
-            (put(alone.replace("if turn == own - 1:", "if turn == own + 9:"),
-                 "partial = warpgroup_mma_wait(num_outstanding=1, deps=(partial,))",
-                 f"if turn == own - 1: {RELEASE}"), f"{READ}|{WRITTEN_TO}"),
-        "sums overwrite those that are still being stored":
-            (without("tma.store_wait(0)", alone), "over shared memory that a copy .*may still read"),
-        "a sequence's last values are cleared while they land":
-            (without("mbarrier.wait(v_ready.index(STAGES), v_landed)", cut), WRITTEN_TO),
-        "products read what is cleared before they may":
-            (re.sub(r"fence_async_shared\(\)(?=\n *mbarrier.arrive)", "pass", cut), "without fen"),
-        "values of another sequence are multiplied by zero":
-            (cut.replace("v_bar = gl.where(v_rows", "v_bar = gl.where(512 + v_rows"), "dB"),
+        "a stage is read before its copy has landed": (
+            without("mbarrier.wait(k_ready.index(stage), phase)", right),
+            f"{UNWRITTEN}|deadlock|arrivals",
+        ),
+        "values are read before their copy has landed": (
+            without("mbarrier.wait(v_ready.index(held), held_phase)", right),
+            UNWRITTEN,
+        ),
+        "a stage is overwritten while products read it": (
+            without("mbarrier.wait(v_empty.index(stage), phase)", right),
+            "over shared memory that a (product|copy .*may still (read|write))|arrivals",
+        ),
+        "values are given back while the second product still reads them": (
+            put(right.replace(f"{GIVEN_BACK}\n{' ' * 28}operand =", "operand ="), "qk = partial", GIVEN_BACK),
+            READ,
+        ),
+        "scores are used before their product is waited for": (
+            right.replace("num_outstanding=1, deps=(partial,)", "num_outstanding=2, deps=(partial,)"),
+            "used before it is waited for",
+        ),
+        "the left operand is overwritten for the next tile": (
+            without("mbarrier.wait(q_empty.index(each), q_phase)", alone),
+            f"{READ}|arrivals|by a copy|{WRITTEN_TO}",
+        ),
+        "the left operand is given back before the last product that reads it": (
+            put(without(RELEASE, alone), "start_n_first = own_first", RELEASE),
+            f"{READ}|{WRITTEN_TO}",
+        ),
+        "the left operand is given back while its last product runs": (
+            put(
+                alone.replace("if turn == own - 1:", "if turn == own + 9:"),
+                "partial = warpgroup_mma_wait(num_outstanding=1, deps=(partial,))",
+                f"if turn == own - 1: {RELEASE}",
+            ),
+            f"{READ}|{WRITTEN_TO}",
+        ),
+        "sums overwrite those that are still being stored": (
+            without("tma.store_wait(0)", alone),
+            "over shared memory that a copy .*may still read",
+        ),
+        "a sequence's last values are cleared while they land": (
+            without("mbarrier.wait(v_ready.index(STAGES), v_landed)", cut),
+            WRITTEN_TO,
+        ),
+        "products read what is cleared before they may": (
+            re.sub(r"fence_async_shared\(\)(?=\n *mbarrier.arrive)", "pass", cut),
+            "without fen",
+        ),
+        "values of another sequence are multiplied by zero": (
+            cut.replace("v_bar = gl.where(v_rows", "v_bar = gl.where(512 + v_rows"),
+            "dB",
+        ),
         "answers are stored over those of another sequence": (re.sub("if .* >= BLOCK_M:", "if True:", cut), "dB"),
-        "sums are stored before the copy engine sees them":
-            (re.sub(r"fence_async_shared\(\)(?=\n *tma)", "pass", right), "wrote, without fen"),
-    }  # fmt: skip
+        "sums are stored before the copy engine sees them": (
+            re.sub(r"fence_async_shared\(\)(?=\n *tma)", "pass", right),
+            "wrote, without fen",
+        ),
+    }
 
 
 GRADIENTS = """
@@ -351,9 +426,11 @@ def launch(inputs, params):
 """
 INPUTS = ("q", "k", "v", "g", "lse", "delta")
 BACKWARD = Case(
-    "triton/gradients", GRADIENTS, dict(read_declarations(GRADIENTS).defaults),
+    "triton/gradients",
+    GRADIENTS,
+    dict(read_declarations(GRADIENTS).defaults),
     [[n, [2, 200, 64] if len(n) == 1 else [2, 200], "float16" if len(n) == 1 else "float32", "normal"] for n in INPUTS],
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -384,7 +461,7 @@ def test_gradients_of_attention_keep_their_meaning():
     written = {
         "the other way": GRADIENTS[:begin] + masked + whole + GRADIENTS[end:],
         "named": GRADIENTS.replace(own, "pt = tl.trans(p).to(gt.dtype)\n        gv += tl.dot(pt, gt)"),
-    }  # fmt: skip
+    }
     points = ({"consumers": 3, "columns": 32}, {"laps": 2, "stages_2": 3})
     back = all_lowered(GRADIENTS)
     cases, trials = [BACKWARD], [gradient(str(p), back, **p) for p in points]
@@ -403,23 +480,34 @@ def faults_of_gradients():
     back = all_lowered(GRADIENTS)
     one = re.sub(r"min\((tiles\w*) \* others\w*, 132 \* several\w*\)", "1", back)
     return {
-        "a tile is given back while its sums still read it":
-            (back.replace("num_outstanding=0, deps=(gv, gk", "num_outstanding=1, deps=(gv, gk"),
-             f"{READ}|before it is waited for"),
-        "rows are read before their copy has landed":
-            (without("mbarrier.wait(v_ready.index(stage), phase)", back), f"{UNWRITTEN}|deadlock|arrivals"),
-        "numbers of rows are those of another step":
-            (back.replace("numbers_1.index(stage).load", "numbers_1.index((stage + 1) % STAGES).load"),
-             f"{UNWRITTEN}|copy"),
-        "a product is used before it is waited for":
-            (back.replace("num_outstanding=1, deps=(partial_0,)", "num_outstanding=2, deps=(partial_0,)"),
-             "before it is waited for"),
-        "tiles that stay are overwritten for the next ones":
-            (without("mbarrier.wait(q_empty.index(each), q_phase)", one), f"{READ}|arrivals|by a copy|{WRITTEN_TO}"),
-        "the second sums are put where the first are stored from":
-            (back.replace("tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))\n            tma.store_wait(0)", "tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))"),  # noqa: E501
-             "over shared memory that a copy .*may still read"),
-    }  # fmt: skip
+        "a tile is given back while its sums still read it": (
+            back.replace("num_outstanding=0, deps=(gv, gk", "num_outstanding=1, deps=(gv, gk"),
+            f"{READ}|before it is waited for",
+        ),
+        "rows are read before their copy has landed": (
+            without("mbarrier.wait(v_ready.index(stage), phase)", back),
+            f"{UNWRITTEN}|deadlock|arrivals",
+        ),
+        "numbers of rows are those of another step": (
+            back.replace("numbers_1.index(stage).load", "numbers_1.index((stage + 1) % STAGES).load"),
+            f"{UNWRITTEN}|copy",
+        ),
+        "a product is used before it is waited for": (
+            back.replace("num_outstanding=1, deps=(partial_0,)", "num_outstanding=2, deps=(partial_0,)"),
+            "before it is waited for",
+        ),
+        "tiles that stay are overwritten for the next ones": (
+            without("mbarrier.wait(q_empty.index(each), q_phase)", one),
+            f"{READ}|arrivals|by a copy|{WRITTEN_TO}",
+        ),
+        "the second sums are put where the first are stored from": (
+            back.replace(
+                "tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))\n            tma.store_wait(0)",  # noqa: E501
+                "tma.async_copy_shared_to_global(o_desc, [program_1, BN * program_0, 0], o_stages.index(GROUP))",
+            ),
+            "over shared memory that a copy .*may still read",
+        ),
+    }
 
 
 def test_planted_faults_are_found():

@@ -43,18 +43,14 @@ def test_a_child_repeats_what_only_the_other_line_went_through():
     trial = Trial(PARENT.name, "transplant", detail, source, dict(params))
     run_checks([PARENT], [trial])
     assert trial.ok and check(source) == []
-    assert transplant(history, cached, seed, np.random.default_rng(0)) is None, (
-        "the seed went through nothing"
-    )
+    assert transplant(history, cached, seed, np.random.default_rng(0)) is None, "the seed went through nothing"
 
     child = Genome(source, params)
     step = {"kind": MutationKind.CROSSOVER, "detail": detail}
     history.propose(candidate(3, child, parents=(chained.id, cached.id), **step))
     steps = [step.rule for step in steps_of(history, child)]
     assert steps == ["pallas_reassociate_scale", "pallas_cache_across_axis"]
-    assert transplant(history, child, cached, np.random.default_rng(0)) is None, (
-        "it has been through all of it"
-    )
+    assert transplant(history, child, cached, np.random.default_rng(0)) is None, "it has been through all of it"
 
 
 def test_parameters_that_come_with_a_rewrite_get_the_other_parents_values():

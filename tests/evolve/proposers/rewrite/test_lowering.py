@@ -83,37 +83,27 @@ def test_products_of_8_bits_are_added_as_the_source_adds_them():
     source = case.source.replace("accumulator = tl.dot(a, b, accumulator)", "accumulator += tl.dot(a, b)")
     assert "IN_FLIGHT=2 if" in lowered(source) and "IN_FLIGHT=2" not in lowered(case.source)
     rows, turned = "b.stride(0),\n        b.stride(1),", "b.stride(1),\n        b.stride(0),"
-    source = source.replace("b.shape[1]", "b.shape[0]").replace(
-        rows, turned
-    )  # [N, K], as 8 bits are multiplied
-    inputs = [
-        [n, shape[:: 1 if n == "a" else -1], "float8_e4m3fn", kind] for n, shape, _, kind in case.inputs
-    ]
+    source = source.replace("b.shape[1]", "b.shape[0]").replace(rows, turned)  # [N, K], as 8 bits are multiplied
+    inputs = [[n, shape[:: 1 if n == "a" else -1], "float8_e4m3fn", kind] for n, shape, _, kind in case.inputs]
     point = {**read_declarations(lowered(source)).defaults, **case.params, "BLOCK_K": 64}
-    trials = [
-        Trial(case.name, str(n), "", lowered(source), {**point, "pieces": n, "slots": n}) for n in (1, 2)
-    ]
+    trials = [Trial(case.name, str(n), "", lowered(source), {**point, "pieces": n, "slots": n}) for n in (1, 2)]
     run_checks([replace(case, source=source, inputs=inputs)], trials)
     assert [t.reason for t in trials if not t.ok] == []
 
 
 @pytest.mark.parametrize(
     ("added", "widths", "depth", "tile"),
-    [("acc += tl.dot(a, b)", "128, 256", 128, (64, 128, 3, 1)),
-     ("acc += tl.dot(a, b)", "128, 256", 64, (64, 128, 2, 2)),
-     ("acc = tl.dot(a, b, acc)", "128, 256", 64, (64, 256, 2, 1)),
-     ("acc = tl.dot(a, b, acc)", "128", 64, (None, None, 2, 2))],
-)  # fmt: skip
-def test_a_product_opens_with_the_tile_that_registers_hold_where_the_source_may_have_it(
-    added, widths, depth, tile
-):
-    source = CASES["matmul_masked.py"].source.replace(
-        '"BLOCK_N": (32, 64, 128)', f'"BLOCK_N": (32, 64, {widths})'
-    )
+    [
+        ("acc += tl.dot(a, b)", "128, 256", 128, (64, 128, 3, 1)),
+        ("acc += tl.dot(a, b)", "128, 256", 64, (64, 128, 2, 2)),
+        ("acc = tl.dot(a, b, acc)", "128, 256", 64, (64, 256, 2, 1)),
+        ("acc = tl.dot(a, b, acc)", "128", 64, (None, None, 2, 2)),
+    ],
+)
+def test_a_product_opens_with_the_tile_that_registers_hold_where_the_source_may_have_it(added, widths, depth, tile):
+    source = CASES["matmul_masked.py"].source.replace('"BLOCK_N": (32, 64, 128)', f'"BLOCK_N": (32, 64, {widths})')
     source = source.replace("accumulator = tl.dot(a, b, accumulator)", added.replace("acc", "accumulator"))
-    source = source.replace('"BLOCK_K": (32, 64)', f'"BLOCK_K": (32, {depth})').replace(
-        '_K": 32', f'_K": {depth}'
-    )
+    source = source.replace('"BLOCK_K": (32, 64)', f'"BLOCK_K": (32, {depth})').replace('_K": 32', f'_K": {depth}')
     (found,) = [(rule, site) for rule, site in offers(source) if rule.name == LowerProduct.name]
     child = rewrite(source, {}, *found, np.random.default_rng(0))
     assert tuple(child.params.get(n) for n in ("BLOCK_M", "BLOCK_N", "consumers", "pieces")) == tile
@@ -166,21 +156,37 @@ def stack_bytes(code):
     [
         ("masked", "other=0.0)\n        b ", "other=1.0)\n        b ", "padded with something other than zero"),
         ("masked", "tl.dot(a, b, accumulator)", "tl.dot(a * 2, b, accumulator)", "an operand computed by a * 2"),
-        ("masked", "tl.store(c_ptrs, accumulator.to(tl.float16), mask=c_mask)", "tl.atomic_add(c_ptrs, accumulator)",
-         "atomics"),
+        (
+            "masked",
+            "tl.store(c_ptrs, accumulator.to(tl.float16), mask=c_mask)",
+            "tl.atomic_add(c_ptrs, accumulator)",
+            "atomics",
+        ),
         ("masked", "tl.store(c_ptrs, acc", "tl.store(c_ptrs + pid, acc", "depends on the program's number"),
-        ("masked", "offs_k[None, :] < K - k * BLOCK_K)", "offs_k[None, :] < K // 2 - k * BLOCK_K)",
-         "its tensor's bounds"),
+        (
+            "masked",
+            "offs_k[None, :] < K - k * BLOCK_K)",
+            "offs_k[None, :] < K // 2 - k * BLOCK_K)",
+            "its tensor's bounds",
+        ),
         ("masked", "(0, BLOCK_M)\n", "(0, BLOCK_M) + 1\n", "no multiple of its extent"),
-        ("masked", "        a_ptrs += BLOCK_K", "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
-         "a store before"),
+        (
+            "masked",
+            "        a_ptrs += BLOCK_K",
+            "        tl.store(c_ptr, k)\n        a_ptrs += BLOCK_K",
+            "a store before",
+        ),
         ("block_pointers", 'padding_option="zero")', 'padding_option="nan")', "padded with something other than zero"),
         ("block_pointers", "shape=(K, N)", "shape=(K // 2, N)", "whose shape is not its tensor's"),
         ("block_pointers", "strides=(1, w_row)", "strides=(w_row, w_row)", "without one contiguous axis"),
-        ("block_pointers", "        x = tl.load", "        x_at = tl.advance(x_at, (0, 0))\n        x = tl.load",
-         "advanced before it is used"),
+        (
+            "block_pointers",
+            "        x = tl.load",
+            "        x_at = tl.advance(x_at, (0, 0))\n        x = tl.load",
+            "advanced before it is used",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(name, old, new, reason):
     source = CASES[f"matmul_{name}.py"].source
     assert old in source and refusal(LowerProduct, source) == ""
@@ -195,7 +201,7 @@ def test_what_is_refused(name, old, new, reason):
         ("weights + expert * D * H", "weights + expert * D * D", "an address that is no tile"),
         ("(t[:, None] < last) & (k", "(t[:, None] + 1 < last) & (k", "its tensor's bounds"),
     ],
-)  # fmt: skip
+)
 def test_rows_that_begin_anywhere_are_refused(old, new, reason):
     source = CASES["grouped_tokens.py"].source
     assert old in source and refusal(LowerProduct, source) == ""
@@ -208,9 +214,7 @@ def test_tensors_that_no_descriptor_describes_are_left_to_the_old_kernel():
     case = CASES["matmul_masked.py"]
     source = lowered(case.source)
     point = {k: case.params.get(k, v) for k, v in read_declarations(source).defaults.items()}
-    inputs = [
-        [name, [42 if size == 96 else size for size in shape], *rest] for name, shape, *rest in case.inputs
-    ]
+    inputs = [[name, [42 if size == 96 else size for size in shape], *rest] for name, shape, *rest in case.inputs]
     trial = Trial(case.name, "", "", source, point)
     run_checks([replace(case, inputs=inputs)], [trial])
     assert trial.ok, trial.reason

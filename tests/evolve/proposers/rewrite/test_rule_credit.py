@@ -26,9 +26,7 @@ def grow(history, rule, gain, steps=1):
     index = len(history.candidates)
     detail = describe([(rule, f"site {index}")] * steps)
     parents = (history.candidates[0].genome.id,)
-    child = candidate(
-        index, Genome(f"x = {index}", {}), parents=parents, kind=MutationKind.REWRITE, detail=detail
-    )
+    child = candidate(index, Genome(f"x = {index}", {}), parents=parents, kind=MutationKind.REWRITE, detail=detail)
     history.propose(child)
     failure = failed(child.genome, Verdict.COMPILE_ERROR)
     history.integrate(child, failure if gain is None else passed(child.genome, fitness=100.0 * (1 + gain)))

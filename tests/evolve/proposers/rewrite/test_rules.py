@@ -37,9 +37,13 @@ def trial_of(case, rule_name):
                 entry = "build" if case.language == "pallas" else "launch"
                 problems = check(child.source, entry=entry)
                 return Trial(
-                    case.name, rule.name, site.key, child.source, inherited(case, child.params),
+                    case.name,
+                    rule.name,
+                    site.key,
+                    child.source,
+                    inherited(case, child.params),
                     str((problems or [""])[0]),
-                )  # fmt: skip
+                )
     return None
 
 
@@ -105,6 +109,4 @@ def test_rules_after_one_another_keep_a_kernel_right(names):
         made = rewrite(source, params, rule, site, np.random.default_rng(0))
         source, params = made.source, dict(made.params)
     found = pallas_interpreter.readings(operator, gemm(256, 512, 1024), source, params, "spread")
-    assert all(reading.passed for reading in found.values()), (
-        "a helper that fills a cache walks all of the depth"
-    )
+    assert all(reading.passed for reading in found.values()), "a helper that fills a cache walks all of the depth"

@@ -76,9 +76,7 @@ def test_damaged_source_never_raises(start, length):
 
 def test_parameters_follow_the_rule():
     proposer = RewriteProposer(only=["pallas_whole_reduction_block"])
-    child = proposer.propose(
-        PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128}, np.random.default_rng(0)
-    )
+    child = proposer.propose(PLAIN, {"block_m": 128, "block_n": 128, "block_k": 128}, np.random.default_rng(0))
     assert child is not None
     assert "block_k" not in child.params
     assert set(child.params) == set(KernelSource(child.source).space)

@@ -55,11 +55,7 @@ class Box:
     @property
     def reads(self) -> set[str]:
         """Names of the kernel in the box's coordinates."""
-        texts = (
-            self.start,
-            self.there.text() if self.there is not None else "0",
-            *(index for index, _ in self.outer),
-        )
+        texts = (self.start, self.there.text() if self.there is not None else "0", *(index for index, _ in self.outer))
         return set[str]().union(*map(names_in, texts))
 
 
@@ -83,9 +79,7 @@ class BoxReader:
         limits = self._limits(mask)
         if units[0] == units[1]:
             # which axis is contiguous only the host knows: the one that the loop does not move along
-            moved = [
-                a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))
-            ]
+            moved = [a for a, (_, step) in enumerate((first, second)) if self._moves(address, step, limits.get(a))]
             if units[0] or len(moved) != 1:
                 raise Unsupported("a tile without one contiguous axis")
             units = [axis not in moved for axis in (0, 1)]
@@ -108,11 +102,19 @@ class BoxReader:
         width = limits.get(inner)
         conditions += [f"{text} in {tensor}.stride()" for _, text in outer]
         return Box(
-            root, tensor, outer, start.text(), self._host(stride),
-            self._host(limit[1]) if limit is not None and here else "", rows, columns,
-            self._width(width, columns), inner == 0, tuple(conditions),
+            root,
+            tensor,
+            outer,
+            start.text(),
+            self._host(stride),
+            self._host(limit[1]) if limit is not None and here else "",
+            rows,
+            columns,
+            self._width(width, columns),
+            inner == 0,
+            tuple(conditions),
             limit[1] - limit[0] if limit is not None and not here else None,
-        )  # fmt: skip
+        )
 
     def row_numbers(self, load: ast.Call, rows: str, begin: Sum) -> tuple[str, str, str, list[str]]:
         """(tensor of the host, first element, mask, conditions for the host to check) of a load of one number for each
@@ -128,9 +130,7 @@ class BoxReader:
         masks = load.args[1:2] or masks
         first, conditions = address.scalar - Sum({(str(self.moving),): 1}) + begin, []
         for product, count in first.parts.items():
-            if (
-                count % 4 and rows not in product
-            ):  # a copy from anywhere but a multiple of 16 bytes is illegal
+            if count % 4 and rows not in product:  # a copy from anywhere but a multiple of 16 bytes is illegal
                 known = tuple(f for f in product if self._known(f))
                 if not known or self.moving in product:
                     raise Unsupported("numbers of rows that begin anywhere")
@@ -172,9 +172,7 @@ class BoxReader:
 
     def _moves(self, address: Sum, stride: Sum, limit: tuple[Sum, Sum] | None) -> bool:
         """Whether the loop, or the program where there is none, moves a tile along the axis of ``stride``."""
-        start = (
-            limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
-        )
+        start = limit[0] if limit is not None else address.scalar.over(stride) if stride.single else constant(0)
         return bool(start.parts) if self.moving is None else self.moving in start.factors
 
     def _limits(self, mask: ast.expr | None) -> dict[int, tuple[Sum, Sum]]:

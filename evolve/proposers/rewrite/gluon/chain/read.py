@@ -13,13 +13,7 @@ from tilewright.evolve.proposers.rewrite.base import Unsupported
 from tilewright.evolve.proposers.rewrite.dataflow import dedented
 from tilewright.evolve.proposers.rewrite.gluon.chain.copies import Box, BoxReader
 from tilewright.evolve.proposers.rewrite.gluon.chain.scale import number_in_host, unscaled
-from tilewright.evolve.proposers.rewrite.gluon.chain.several import (
-    Operand,
-    Product,
-    RowNumbers,
-    arranged,
-    by_ring,
-)
+from tilewright.evolve.proposers.rewrite.gluon.chain.several import Operand, Product, RowNumbers, arranged, by_ring
 from tilewright.evolve.proposers.rewrite.gluon.chain.written_out import bound_once, written_out
 from tilewright.evolve.proposers.rewrite.gluon.statements import (
     Statement,
@@ -77,10 +71,7 @@ class Chain:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        two = (
-            Product(self.first, 0, turned=self.key.turned),
-            Product(self.first, 1, 0, self.operand, self.sums),
-        )
+        two = (Product(self.first, 0, turned=self.key.turned), Product(self.first, 1, 0, self.operand, self.sums))
         return self.several or two
 
     def sequence(self, middle: Sequence[Statement]) -> list[Statement | Product]:
@@ -228,9 +219,7 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     body, absent = _without_returns(body, kernel.tl)
     _refuse(body, kernel.tl)
     body, grid, found = _axes(body, kernel, _bound(body, parameters), whole)
-    places = [
-        i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")
-    ]
+    places = [i for i, s in enumerate(body) if isinstance(s.node, ast.For) and calls(s.node, kernel.tl, "dot")]
     if not places:
         raise Unsupported("no loop with two products")
     dots = sum(len(calls(s.node, kernel.tl, "dot")) for s in body)
@@ -260,23 +249,37 @@ def _read(kernel: TritonKernel, whole: bool) -> Chains:
     if axis >= len(grid):
         raise Unsupported("a grid with fewer axes than the kernel asks for")
     return Chains(
-        kernel, (query,), names, prepared, tuple(loops), tuple(parts[:-1]), parts[-1], grid, found, axis, bound, sums,
+        kernel,
+        (query,),
+        names,
+        prepared,
+        tuple(loops),
+        tuple(parts[:-1]),
+        parts[-1],
+        grid,
+        found,
+        axis,
+        bound,
+        sums,
         absent,
-    )  # fmt: skip
+    )
 
 
 def _several(
-    kernel: TritonKernel, body: Sequence[Statement], places: Sequence[int], bound: Mapping[str, ast.expr],
-    grid: tuple[str, ...], found: str, absent: str,
-) -> Chains:  # fmt: skip
+    kernel: TritonKernel,
+    body: Sequence[Statement],
+    places: Sequence[int],
+    bound: Mapping[str, ast.expr],
+    grid: tuple[str, ...],
+    found: str,
+    absent: str,
+) -> Chains:
     """The chain of loops with more than two products each, all of the same tiles."""
     before, made = body[: places[0]], [_steps(kernel, body, place, places[0], bound) for place in places]
     (stay, first), loops = made[0], [loop for _, loop in made]
     boxes, moved = tuple(o.box for o in stay), (first.key, first.value)
     alike = all(
-        [o.box for o in tiles] == list(boxes)
-        and (loop.key, loop.value) == moved
-        and loop.all_sums == first.all_sums
+        [o.box for o in tiles] == list(boxes) and (loop.key, loop.value) == moved and loop.all_sums == first.all_sums
         for tiles, loop in made
     )
     ranks = {len(b.outer) for b in (*boxes, *moved)}
@@ -292,14 +295,25 @@ def _several(
     between = [tuple(s for s in before if not s.writes & names)]
     between += [tuple(body[a + 1 : b]) for a, b in pairwise(places)]
     return Chains(
-        kernel, boxes, names, (), tuple(loops), tuple(between), tuple(body[places[-1] + 1 :]), grid, whole, axes.pop(),
-        bound, SumReader(kernel.tl, bound, {}), "",
-    )  # fmt: skip
+        kernel,
+        boxes,
+        names,
+        (),
+        tuple(loops),
+        tuple(between),
+        tuple(body[places[-1] + 1 :]),
+        grid,
+        whole,
+        axes.pop(),
+        bound,
+        SumReader(kernel.tl, bound, {}),
+        "",
+    )
 
 
 def _steps(
     kernel: TritonKernel, body: Sequence[Statement], place: int, first_place: int, bound: Mapping[str, ast.expr]
-) -> tuple[tuple[Operand, ...], Chain]:  # fmt: skip
+) -> tuple[tuple[Operand, ...], Chain]:
     """The tiles that stay, and the loop at ``place`` with its several products."""
     tl, loop = kernel.tl, body[place].node
     assert isinstance(loop, ast.For)
@@ -334,9 +348,23 @@ def _steps(
     tiles = frozenset[str]().union(*(o.names for o in made.loaded))
     key, value = (replace(o.box, turned=False) for o in made.loaded)
     chain = Chain(
-        variable, start, stop, step, "", key, value, early, first, hot, (), last.left, last.sums, tiles,
-        numbers=numbers, several=made.products,
-    )  # fmt: skip
+        variable,
+        start,
+        stop,
+        step,
+        "",
+        key,
+        value,
+        early,
+        first,
+        hot,
+        (),
+        last.left,
+        last.sums,
+        tiles,
+        numbers=numbers,
+        several=made.products,
+    )
     return tuple(replace(o, box=replace(o.box, turned=False)) for o in made.stay), chain
 
 
@@ -344,16 +372,15 @@ def _without_returns(body: Sequence[Statement], tl: str) -> tuple[list[Statement
     """The statements without returns of programs that have nothing to do, and where one returns. What a program loads
     only where it goes on must be tiles of the chain, which copies bring from inside of their tensors."""
     ends = [
-        i for i, s in enumerate(body)
+        i
+        for i, s in enumerate(body)
         if isinstance(s.node, ast.If) and [ast.unparse(n) for n in s.node.body] == ["return"] and not s.node.orelse
-    ]  # fmt: skip
+    ]
     loops = [i for i, s in enumerate(body) if isinstance(s.node, ast.For)]
     if not ends or not loops:
         return list(body), ""
     dots = {n for i in loops for call in calls(body[i].node, tl, "dot") for n in names_in(ast.unparse(call))}
-    behind = [
-        s for s in body[ends[0] : loops[0]] if calls(s.node, tl, "load", "store") and not s.writes & dots
-    ]
+    behind = [s for s in body[ends[0] : loops[0]] if calls(s.node, tl, "load", "store") and not s.writes & dots]
     if ends[-1] > loops[0] or behind:
         raise Unsupported("a program that returns early, between what it loads")
     tests = [body[i].node.test for i in ends]  # type: ignore[attr-defined]
@@ -400,11 +427,7 @@ class _Parts(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         inner = node.left
-        if (
-            isinstance(inner, ast.Name)
-            and inner.id in self.names
-            and isinstance(node.op, ast.Mod | ast.FloorDiv)
-        ):
+        if isinstance(inner, ast.Name) and inner.id in self.names and isinstance(node.op, ast.Mod | ast.FloorDiv):
             self.sizes[ast.unparse(node.right)] = node.right
             divided = isinstance(node.op, ast.FloorDiv)
             if self.whole and not divided:
@@ -424,11 +447,7 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     for statement in body:
         plain: set[ast.AST] = set()
         for node in ast.walk(statement.node):
-            if (
-                isinstance(node, ast.Assign)
-                and len(node.targets) == 1
-                and isinstance(node.targets[0], ast.Name)
-            ):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 values.setdefault(node.targets[0].id, []).append(node.value)
                 plain.add(node.targets[0])
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -445,9 +464,7 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
     fixed = {n for n in given if len(values[n]) == 1 and n not in advanced}
     fixed |= {n for s in body if isinstance(s.node, ast.For) for n in names_in(ast.unparse(s.node.target))}
     while same:
-        known = {
-            n for n, v in same.items() if not names_in(ast.unparse(v[0])) & (set(values) - fixed - set(found))
-        }
+        known = {n for n, v in same.items() if not names_in(ast.unparse(v[0])) & (set(values) - fixed - set(found))}
         if not known:
             break
         found |= {n: same.pop(n)[0] for n in known}
@@ -456,9 +473,7 @@ def _bound(body: Sequence[Statement], given: Iterable[str]) -> dict[str, ast.exp
 
 def _range(loop: ast.For, tl: str) -> tuple[str, str, str]:
     call = loop.iter
-    ranged = isinstance(call, ast.Call) and (
-        ast.unparse(call.func) == "range" or device_call(call, tl) == "range"
-    )
+    ranged = isinstance(call, ast.Call) and (ast.unparse(call.func) == "range" or device_call(call, tl) == "range")
     if not ranged or not isinstance(loop.target, ast.Name) or loop.orelse:
         raise Unsupported("a loop over something other than a range")
     assert isinstance(call, ast.Call)
@@ -505,9 +520,21 @@ def _chain(kernel: TritonKernel, loop: ast.For, bound: Mapping[str, ast.expr]) -
     place = kept.index(first)
     early, first = _not_added_to_zeros(kept[:place], first, one, tl)
     return Chain(
-        variable, start, stop, step, ast.unparse(one.args[0]), key, value, early, first, tuple(kept[place + 1 :]),
-        tuple(late), operand, sums, frozenset(tiles),
-    )  # fmt: skip
+        variable,
+        start,
+        stop,
+        step,
+        ast.unparse(one.args[0]),
+        key,
+        value,
+        early,
+        first,
+        tuple(kept[place + 1 :]),
+        tuple(late),
+        operand,
+        sums,
+        frozenset(tiles),
+    )
 
 
 def _not_added_to_zeros(
@@ -518,9 +545,7 @@ def _not_added_to_zeros(
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and node.value is call:
         name = ast.unparse(node.target)
         made = [s for s in early if name in s.reads | s.writes]
-        zeros = [
-            s for s in made if isinstance(s.node, ast.Assign) and device_call(s.node.value, tl) == "zeros"
-        ]
+        zeros = [s for s in made if isinstance(s.node, ast.Assign) and device_call(s.node.value, tl) == "zeros"]
         if len(made) == len(zeros) == 1:
             bound = Statement(ast.parse(f"{name} = {ast.unparse(call)}").body[0])
             return tuple(s for s in early if s is not made[0]), bound
@@ -567,9 +592,7 @@ def _tile(boxes: BoxReader, node: ast.expr, body: Sequence[Statement], tl: str) 
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
             node, again = _turned(node.func.value, tl)
         else:
-            bound = [
-                s.node.value for s in body if isinstance(s.node, ast.Assign) and ast.unparse(node) in s.writes
-            ]
+            bound = [s.node.value for s in body if isinstance(s.node, ast.Assign) and ast.unparse(node) in s.writes]
             if len(bound) != 1 or not isinstance(_turned(bound[0], tl)[0], ast.Name):
                 break
             node, again = _turned(bound[0], tl)  # a name of what another one holds, perhaps transposed
@@ -693,9 +716,7 @@ def _query(
             names |= statement.reads & loaded
     if not loads:
         raise Unsupported(f"operand {left}, which is loaded in the loop")
-    tiles = [
-        _loaded(boxes, n) for n in sorted(loads, key=lambda n: len(ast.unparse(n))) if isinstance(n, ast.Call)
-    ]
+    tiles = [_loaded(boxes, n) for n in sorted(loads, key=lambda n: len(ast.unparse(n))) if isinstance(n, ast.Call)]
     return tiles[-1], frozenset(names), tuple(prepared)
 
 

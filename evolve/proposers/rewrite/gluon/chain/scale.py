@@ -21,10 +21,7 @@ _HIDDEN = frozenset({"float('-inf')", "-float('inf')"})
 
 
 def unscaled(
-    loops: Sequence[Chain],
-    outside: Sequence[Sequence[Statement]],
-    kernel: TritonKernel,
-    bound: Mapping[str, ast.expr],
+    loops: Sequence[Chain], outside: Sequence[Sequence[Statement]], kernel: TritonKernel, bound: Mapping[str, ast.expr]
 ) -> tuple[list[Chain], list[tuple[Statement, ...]]]:
     """The loops, and the statements before each and behind the last, with the scores' factor in their exponents.
 
@@ -198,11 +195,7 @@ class _Rows:
         """The rows that a largest score is computed of; None for anything else."""
         if isinstance(value, ast.Name):
             return [value.id]
-        if (
-            device_call(value, self.scaled.tl) == "maximum"
-            and isinstance(value, ast.Call)
-            and not value.keywords
-        ):
+        if device_call(value, self.scaled.tl) == "maximum" and isinstance(value, ast.Call) and not value.keywords:
             found = [self._leaves(a) for a in value.args]
             return None if None in found else [n for some in found for n in some or ()]
         return [] if self._is_largest(value) else None

@@ -78,9 +78,7 @@ def by_ring(
     dV of attention, one H200, measured: 1335 us, and 908 by the ring)."""
     tl, before, made, found = boxes.kernel.tl, list(early), list(hot), list[RowNumbers]()
     added = {p.loaded for p in step.products if p.sums}
-    kept = [
-        p.loaded for p in step.products if not p.sums and p.loaded in added and by == step.loaded[0].box.rows
-    ]
+    kept = [p.loaded for p in step.products if not p.sums and p.loaded in added and by == step.loaded[0].box.rows]
     for statement in (*early, *hot) if kept and "torch" in boxes.kernel.source.own_names else ():
         node = statement.node
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
@@ -107,9 +105,12 @@ def by_ring(
 
 
 def arranged(
-    body: Sequence[Statement], before: Sequence[Statement], operand: Callable[[ast.expr], Operand | None],
-    added: Callable[[Statement, ast.Call], tuple[str, list[Statement], str]], tl: str,
-) -> Step:  # fmt: skip
+    body: Sequence[Statement],
+    before: Sequence[Statement],
+    operand: Callable[[ast.expr], Operand | None],
+    added: Callable[[Statement, ast.Call], tuple[str, list[Statement], str]],
+    tl: str,
+) -> Step:
     """``operand``: the tile that a side of a product is, None where the step makes it; ``added``: the name, statements
     and left operand of a product that is added to a name. Raises Unsupported."""
     tiles: dict[bool, dict[Box, Operand]] = {True: {}, False: {}}
@@ -157,13 +158,13 @@ def arranged(
     others = set[str]().union(*(with_product(s, tl, tl).reads for s in made if id(s) not in own))
     read = others.union(*(names_in(p.left) for p in products if p.sums))
     wide = {
-        n for s in before for n in s.writes
+        n
+        for s in before
+        for n in s.writes
         if calls(s.node, tl, *SHAPED)
         or any(isinstance(x, ast.Subscript) and expanded(x) is not None for x in ast.walk(s.node))
-    }  # fmt: skip
-    texts = [with_product(s, tl, tl).text for s in made if id(s) not in own] + [
-        p.left for p in products if p.sums
-    ]
+    }
+    texts = [with_product(s, tl, tl).text for s in made if id(s) not in own] + [p.left for p in products if p.sums]
     tiles_read = {n for text in texts for n in re.findall(r"\b\w+\b(?!\.dtype)", text)} & names
     if not own or tiles_read or read & {p.sums for p in products}:
         raise Unsupported("sums or loaded tiles that a step reads otherwise")

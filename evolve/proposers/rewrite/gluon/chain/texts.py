@@ -6,10 +6,14 @@ from typing import Any
 from tilewright.evolve.proposers.rewrite.gluon.texts import specialized
 
 SPACE: Mapping[str, tuple[tuple[Any, ...], Any]] = {
-    "rows": ((64, 128), 64), "columns": ((0, 32, 64, 128, 256), 0), "consumers": ((0, 1, 2), 0),
-    "stages": ((2, 3, 4), 2), "overlap": ((False, True), True), "laps": ((1, 2, 4), 1),
+    "rows": ((64, 128), 64),
+    "columns": ((0, 32, 64, 128, 256), 0),
+    "consumers": ((0, 1, 2), 0),
+    "stages": ((2, 3, 4), 2),
+    "overlap": ((False, True), True),
+    "laps": ((1, 2, 4), 1),
     "residents": ((0, 1, 2, 3), 0),
-}  # fmt: skip
+}
 """What a lowered chain can be tuned by: values and default. With 0, three ``consumers`` where their accumulators leave
 room in the registers, else two. ``residents``: programs that share a multiprocessor, one of which begins or ends a tile
 while the others multiply; with 0, two where tiles are narrow and loops short. ``columns`` with 0 follow from them."""

@@ -152,12 +152,7 @@ class ChainCarrier(Carrier):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         """Sums over a row's number as their product with its inverse: one division a row in place of one an element."""
         row = node.right
-        if (
-            self.sums
-            and isinstance(node.op, ast.Div)
-            and isinstance(row, ast.Subscript)
-            and expanded(row) == 0
-        ):
+        if self.sums and isinstance(node.op, ast.Div) and isinstance(row, ast.Subscript) and expanded(row) == 0:
             row.value = ast.BinOp(ast.Constant(1.0), ast.Div(), row.value)
             node.op = ast.Mult()
         return self.generic_visit(node)
@@ -260,9 +255,7 @@ class ChainText:
         self.table = self._table()
         parts = [filled(texts.CLEARED, self.table)] if self.cut else []
         parts.append(filled(texts.COMMON, {**self.table, "tl": self.kernel.tl}))
-        parts += [
-            filled(texts.STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))
-        ]
+        parts += [filled(texts.STEPS, {**self.table, **self._steps(i)}) for i in range(len(self.chains.loops))]
         parts += [filled(text, self.table) for text in (texts.PRODUCER, texts.CONSUMER, texts.ENTRY)]
         return "\n\n\n".join(["", *parts])
 
@@ -292,10 +285,15 @@ class ChainText:
             split = "\n".join(f"{program(a)} = {names['other']}" for a in others)
         loop = chains.loops[0]
         table = {
-            **names, "advance": filled(texts.ADVANCE, names), "kernel": self.entry,
-            "programs": self._programs(), "programs_next": self._programs("following"),
+            **names,
+            "advance": filled(texts.ADVANCE, names),
+            "kernel": self.entry,
+            "programs": self._programs(),
+            "programs_next": self._programs("following"),
             "next_program": f"following = min({program(chains.axis)} + each, {names['last']})",
-            "mine": program(chains.axis), "programs_of_other": split, "numbers": listed(self.numbers),
+            "mine": program(chains.axis),
+            "programs_of_other": split,
+            "numbers": listed(self.numbers),
             **{n.upper(): getattr(chains, n) for n in ("rows", "columns", "width", "depth")},
             **{f"{n}_at": self._at(box) for n, box in self.fixed.items()},
             **{f"{n}_desc": f"{n}_desc, " if n in self.boxes else "" for n in "rp"},
@@ -303,7 +301,8 @@ class ChainText:
             "q_bytes": str(2 * len(self.fixed)),
             **{f"{n}_box": "1, " * len(b.outer) + f"{b.rows}, {b.columns}" for n, b in self.boxes.items()},
             "landings": "\n".join(f"{names[f'{which}_landed']} = 0" for which in self.cut),
-            "one_more": " + 1" if self.cut else "", "producer_registers": self.producer_registers,
+            "one_more": " + 1" if self.cut else "",
+            "producer_registers": self.producer_registers,
             "ring_descs": "".join(f"{name}_desc, " for name in self.ring.values()),
             "ring_stages": "".join(f"{name}, " for name in self.ring.values()),
             "ring_layout": ", NUMBERS_LAYOUT: gl.constexpr" if self.ring else "",
@@ -311,12 +310,9 @@ class ChainText:
                 f"{name} = gl.allocate_shared_memory({name}_desc.dtype, [STAGES, {chains.columns}], NUMBERS_LAYOUT)"
                 for name in self.ring.values()
             ),
-        }  # fmt: skip
-        self.table = table
-        table |= {
-            f"r_{n}": filled(text, table) if "r" in self.fixed else ""
-            for n, text in texts.SECOND_FIXED.items()
         }
+        self.table = table
+        table |= {f"r_{n}": filled(text, table) if "r" in self.fixed else "" for n, text in texts.SECOND_FIXED.items()}
         reads = set[str]().union(*(box.reads for box in chains.queries))
         table["query_scalars"] = self.lines(self._scalars(reads))
         producing = self._reads(self._scalars(reads)) | reads
@@ -327,13 +323,18 @@ class ChainText:
             producing |= self._reads(scalars) | wanted | self._step_names(number)
             parts = [self._partial(n, b, each.variable) for n, b in (("k", each.key), ("v", each.value))]
             table_of_loop = {
-                **table, **self._steps(number), **parts[0][1], **parts[1][1],
+                **table,
+                **self._steps(number),
+                **parts[0][1],
+                **parts[1][1],
                 "copy_scalars": "\n".join([self.lines(scalars), *(text for text, _ in parts)]),
                 "query_first": only(f"{names['turn']} == 0", query if number == 0 else ""),
                 "query_none": only(f"{names['count']} == 0", query if number == 0 else ""),
-                "variable": each.variable, "k_at": self._at(each.key), "v_at": self._at(each.value),
+                "variable": each.variable,
+                "k_at": self._at(each.key),
+                "v_at": self._at(each.value),
                 **self._brought(each),
-            }  # fmt: skip
+            }
             loops.append(filled(texts.PRODUCER_LOOP, table_of_loop))
         consuming, consumed = self._consumer_loops()
         finished, after = self._after()
@@ -361,9 +362,7 @@ class ChainText:
         self.passed = [n for n in self.order if n in names_of["entry"]]
         runtime = [*self.numbers, *(n for n in self.passed if n not in self.kernel.constexprs)]
         made["unspecialized"] = ", ".join(f'"{name}"' for name in runtime)
-        parts_of_text = {
-            "loops": "\n".join(loops), "after": after, "consumer_loops": consumed, "prepared": prepared,
-        }  # fmt: skip
+        parts_of_text = {"loops": "\n".join(loops), "after": after, "consumer_loops": consumed, "prepared": prepared}
         return {**table, **made, **parts_of_text}
 
     @property
@@ -399,14 +398,15 @@ class ChainText:
         moving = Sum({p: c for p, c in box.there.parts.items() if variable in p})
         slots = {name: names[f"{which}_{name}"] for name in ("rows", "bar", "landed")}
         table = {
-            **names, **slots, "which": which, "ROWS": box.rows, "WIDTH": box.columns,
+            **names,
+            **slots,
+            "which": which,
+            "ROWS": box.rows,
+            "WIDTH": box.columns,
             "view": self.stage(which, box, "stage", False),
             "moving": f" + {self.expression(moving.text())}" if moving.parts else "",
-        }  # fmt: skip
-        made = {
-            f"{which}_{n}": filled(t, table)
-            for n, t in (("partial", texts.PARTIAL), ("landed", texts.LANDED))
         }
+        made = {f"{which}_{n}": filled(t, table) for n, t in (("partial", texts.PARTIAL), ("landed", texts.LANDED))}
         fixed = f"{slots['rows']} = {self.expression((box.there - moving).text())}"
         return fixed, {f"{which}_bar": slots["bar"], **made}
 
@@ -418,27 +418,26 @@ class ChainText:
 
     def _steps(self, number: int) -> dict[str, str]:
         loop = self.chains.loops[number]
-        stop = (
-            f"gl.where({self.chains.absent}, {loop.start}, {loop.stop})" if self.chains.absent else loop.stop
-        )
+        stop = f"gl.where({self.chains.absent}, {loop.start}, {loop.stop})" if self.chains.absent else loop.stop
         bounds = (loop.start, stop, loop.step)
         declared, passed = self._parameters(self._step_names(number))
         start, stop, step = (self.expression(t) for t in bounds)
         return {
-            "number": str(number), "scalars": self.lines(self._scalars(self._reads((), *bounds))),
-            "step_parameters": declared, "step_arguments": passed, "start": start, "stop": stop, "step": step,
-        }  # fmt: skip
+            "number": str(number),
+            "scalars": self.lines(self._scalars(self._reads((), *bounds))),
+            "step_parameters": declared,
+            "step_arguments": passed,
+            "start": start,
+            "stop": stop,
+            "step": step,
+        }
 
     def _at(self, box: Box, renamed: Mapping[str, str] | None = None) -> str:
         wide = box.there is not None
         return f"{self._places([*(index for index, _ in box.outer), box.start], box.reads, renamed, wide)}, 0"
 
     def _places(
-        self,
-        texts: Iterable[str],
-        reads: Collection[str],
-        renamed: Mapping[str, str] | None = None,
-        wide: bool = False,
+        self, texts: Iterable[str], reads: Collection[str], renamed: Mapping[str, str] | None = None, wide: bool = False
     ) -> str:
         """Coordinates of a copy."""
         scalars = "".join(s.text for s in self._scalars(reads))
@@ -460,9 +459,7 @@ class ChainText:
         chains, wanted, made = self.chains, set[str](), list[str]()
         for number, loop in enumerate(chains.loops):
             step = self._step(loop)
-            later = self._reads(chains.after) | {
-                n for part in chains.between[number + 1 :] for n in self._reads(part)
-            }
+            later = self._reads(chains.after) | {n for part in chains.between[number + 1 :] for n in self._reads(part)}
             later |= {n for other in chains.loops[number + 1 :] for n in self._reads(other.body)}
             kept = self._kept(step, loop)
             before = self._between(number, kept, later)
@@ -471,10 +468,13 @@ class ChainText:
             conditions = [c.text() for c in step.conditions]
             wanted |= self._reads([*kept, *before], *conditions, *loop.operands) | self._step_names(number)
             table = {
-                **self.table, **self._steps(number), "before": self.lines(before),
-                **self._phases(number, step, loop), "variable": loop.variable,
+                **self.table,
+                **self._steps(number),
+                "before": self.lines(before),
+                **self._phases(number, step, loop),
+                "variable": loop.variable,
                 "variable_first": first.get(loop.variable, loop.variable),
-            }  # fmt: skip
+            }
             steps, skipped = self.names["own"], self.names["skipped"]
             release = "mbarrier.arrive(q_empty.index(GROUP), count=1)" * (loop is chains.loops[-1])
             table |= {"release": release, "release_none": only(f"{steps} <= 0", release)}
@@ -546,11 +546,7 @@ class ChainText:
         """(numbers of which one is below zero where a mask hides something, the statement where it does not)."""
         tl = self.kernel.tl
         found = calls(statement.node, tl, "where")
-        if (
-            len(found) != 1
-            or len(found[0].args) != 3
-            or not isinstance(statement.node, ast.Assign | ast.AugAssign)
-        ):
+        if len(found) != 1 or len(found[0].args) != 3 or not isinstance(statement.node, ast.Assign | ast.AugAssign):
             return None
         try:
             parts = [self._hides(*one) for one in conjuncts(found[0].args[0], self.chains.bound)]
@@ -586,9 +582,12 @@ class ChainText:
         for text in dict.fromkeys(self._carrier().expression(one.text()) for one in lasts):
             lines.append(f"{whole} = min({whole}, max({text} - {start} + {by}, 0) // {by})")
         return {
-            "phases": "2", "whole_steps": "\n".join(lines), "begin": f"{whole} if {masked} else 0",
-            "begin_first": f"max({whole}, 1) if {masked} else 1", "end": f"{names['own']} if {masked} else {whole}",
-        }  # fmt: skip
+            "phases": "2",
+            "whole_steps": "\n".join(lines),
+            "begin": f"{whole} if {masked} else 0",
+            "begin_first": f"max({whole}, 1) if {masked} else 1",
+            "end": f"{names['own']} if {masked} else {whole}",
+        }
 
     def shown(self, statement: Statement, step: Step, loop: Chain, renamed: Mapping[str, str] | None) -> str:
         """A statement of ``middle``; one that masks as a branch where something is hidden and one where nothing is."""
@@ -628,11 +627,7 @@ class ChainText:
             lines += [self.carried(s, renamed) for s in places]
             if copied:
                 stored = self.carried(Statement(ast.parse(f"stored = {value}").body[0]), renamed)
-                slot = {
-                    "o_at": self._at(box, renamed),
-                    "value": stored.partition(" = ")[2],
-                    "to": f"{which}_desc",
-                }
+                slot = {"o_at": self._at(box, renamed), "value": stored.partition(" = ")[2], "to": f"{which}_desc"}
                 text = filled(texts.STORE, {**self.table, **slot})
                 if box.there is not None:  # a bulk copy would write into rows that are another's
                     whole = f"{self._carrier(renamed).expression(box.there.text())} >= {box.rows}"
@@ -644,11 +639,7 @@ class ChainText:
         if absent := self.chains.absent:
             scalars = self._scalars(names_in(absent))
             wanted |= self._reads(scalars, absent)
-            lines = [
-                self.lines(scalars),
-                f"if {self.expression(absent)}:\n    pass\nelse:",
-                *map(_indented, lines),
-            ]
+            lines = [self.lines(scalars), f"if {self.expression(absent)}:\n    pass\nelse:", *map(_indented, lines)]
         return wanted, "\n".join(lines)
 
     def _stored(self) -> list[tuple[Statement, str, Box]]:
@@ -678,11 +669,7 @@ class ChainText:
     def launches(self) -> str:
         chains, names = self.chains, self.names
         fits = [f"{box.tensor}.element_size() == 2" for n, box in self.boxes.items() if n not in self.kept]
-        fits += [
-            f"{box.tensor}.dtype == {self.boxes['o'].tensor}.dtype"
-            for n, box in self.boxes.items()
-            if n == "p"
-        ]
+        fits += [f"{box.tensor}.dtype == {self.boxes['o'].tensor}.dtype" for n, box in self.boxes.items() if n == "p"]
         fits += [text for text in (chains.whole, *(each.positive for each in chains.loops)) if text]
         for box in self.boxes.values():
             fits += [f"{s} * {box.tensor}{SPARE}" for s in (box.stride, *(t for _, t in box.outer))]
@@ -716,7 +703,11 @@ class ChainText:
             )
             chosen = f"{names['keys']} = {self._given_to('columns')} or {most}"
         table = {
-            **names, **access, **host, **made, "chosen": chosen,
+            **names,
+            **access,
+            **host,
+            **made,
+            "chosen": chosen,
             "more_descs": "".join(f"{n}_desc={made[f'{n}_desc']},\n" for n in "rp" if n in self.boxes)
             + "".join(
                 f"{name}_desc=TensorDescriptor({tensor}, [1 + sum((n - 1) * s for n, s in "
@@ -725,14 +716,16 @@ class ChainText:
                 for tensor, name in self.ring.items()
             )
             + "NUMBERS_LAYOUT=gl.NVMMASharedLayout(0, 32, rank=1),\n" * bool(self.ring),
-            "tiles_kept": str(2 * len(self.fixed)), **self._registers(host["columns"], host["width"]),
+            "tiles_kept": str(2 * len(self.fixed)),
+            **self._registers(host["columns"], host["width"]),
             "producer_registers": self.producer_registers,
-            "o_bytes": f"{self.boxes['o'].tensor}.element_size()", "kernel": self.entry,
+            "o_bytes": f"{self.boxes['o'].tensor}.element_size()",
+            "kernel": self.entry,
             "grid_of_axis": self._resized(self.grid[chains.axis], True),
             "grid_of_others": " * ".join(f"({self._resized(self.grid[a])})" for a in others) or "1",
             "sizes_given": "".join(f"{s}={self._resized(self.grid[others[0]])}, " for s in self.sizes),
             "given": given,
-        }  # fmt: skip
+        }
         clashes = set(re.findall(r"(?m)^(\w+) = ", texts.HOST)) & self.source.own_names
         clashes = set() if lowered(self.source) else clashes
         if clashes := clashes - set(self.source.space) - set(self.tunables.values()):
@@ -783,18 +776,14 @@ class ChainText:
                 known_as = read_parameter(self.source, given) if given is not None else ""
                 if known_as not in self.source.defaults:
                     raise Unsupported("a grid that does not say how many rows a program has")
-                text = (
-                    f"-(-({text}) * {self.source.defaults[known_as]} // {self._param(key)})"  # as many rows
-                )
+                text = f"-(-({text}) * {self.source.defaults[known_as]} // {self._param(key)})"  # as many rows
         return text
 
     def _given(self, name: str) -> str:
         given = self.kernel.given(name)
         if given is None:
             raise Unsupported(f"parameter {name}, which the launch does not pass")
-        return (
-            self._extent(name) if name in (self.chains.rows, self.chains.columns) else self.source.code(given)
-        )
+        return self._extent(name) if name in (self.chains.rows, self.chains.columns) else self.source.code(given)
 
     def _param(self, key: str) -> str:
         return self.names["keys"] if key == "columns" else self._given_to(key)

@@ -11,9 +11,12 @@ from tilewright.evolve.proposers.rewrite.gluon.statements import Statement, call
 from tilewright.evolve.proposers.rewrite.triton.view import TritonKernel
 
 _OPERATIONS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.BitAnd: operator.and_, ast.Eq: operator.eq,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.BitAnd: operator.and_,
+    ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-}  # fmt: skip
+}
 
 
 def written_out(body: Sequence[ast.stmt], kernel: TritonKernel) -> list[ast.stmt]:
@@ -43,23 +46,15 @@ def bound_once(body: Sequence[ast.stmt], parameters: Collection[str]) -> list[as
     but of a parameter, which is bound again nowhere else."""
     plain = list(itertools.takewhile(lambda s: isinstance(s, ast.Assign | ast.AugAssign | ast.Expr), body))
     behind = {n for s in body[len(plain) :] for n in Statement(s).writes}
-    targets = [
-        _names(s.targets[0] if isinstance(s, ast.Assign) else getattr(s, "target", None)) for s in plain
-    ]
+    targets = [_names(s.targets[0] if isinstance(s, ast.Assign) else getattr(s, "target", None)) for s in plain]
     left = [names[0] if len(names) == 1 else "" for names in targets]
-    several = {
-        n
-        for n in left
-        if n and left.count(n) + (n in parameters) > 1 and not (n in parameters and n in behind)
-    }
+    several = {n for n in left if n and left.count(n) + (n in parameters) > 1 and not (n in parameters and n in behind)}
     several -= {n for names in targets if len(names) > 1 for n in names}
     made, current = list[ast.stmt](), dict[str, str]()
     for place, (statement, name) in enumerate(zip(plain, left, strict=True)):
         node = copy.deepcopy(statement)
         if name in several and isinstance(node, ast.AugAssign):
-            node = ast.Assign(
-                [node.target], ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value), lineno=0
-            )
+            node = ast.Assign([node.target], ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value), lineno=0)
         if name in several and isinstance(node, ast.Assign):
             node.value = _Renamed({}, current).visit(node.value)
             own = name not in parameters and name not in left[place + 1 :]
@@ -121,9 +116,7 @@ def _inlined(
     names |= dict(zip(results, targets, strict=True))
     moved = {names[p]: values[p] for p in named if p in bound and ast.unparse(values[p]) != names[p]}
     given = [values[p] for p in named if p not in bound] + list(moved.values())
-    if {n for value in given for n in names_in(ast.unparse(value))} & set(names.values()) or set(
-        results
-    ) - bound:
+    if {n for value in given for n in names_in(ast.unparse(value))} & set(names.values()) or set(results) - bound:
         raise Unsupported(f"a helper, {helper.name}, whose arguments are bound anew")
     put = _Renamed({p: values[p] for p in named if p not in bound}, names)
     begun = [ast.Assign([ast.Name(name, ast.Store())], value, lineno=0) for name, value in moved.items()]
@@ -192,10 +185,7 @@ class _Tiles(ast.NodeTransformer):
             parts = {k: _pair(given.get(k)) for k in keys[1:]}
             if name in self.known or {f"{name}_0", f"{name}_1"} & self.bound:
                 raise Unsupported(f"a tile, {name}, that is described twice")
-            self.known[name] = (
-                ast.unparse(given["base"]),
-                [parts[k] for k in ("shape", "strides", "block_shape")],
-            )
+            self.known[name] = (ast.unparse(given["base"]), [parts[k] for k in ("shape", "strides", "block_shape")])
             return _lines(f"{name}_{n} = {at}" for n, at in enumerate(parts.get("offsets", ())))
         if made == "advance" and name in self.known and ast.unparse(value.args[0]) == name:
             return _lines(f"{name}_{n} += {by}" for n, by in enumerate(_pair(value.args[1])) if by != "0")
@@ -203,11 +193,7 @@ class _Tiles(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if (
-            not isinstance(node.func, ast.Attribute)
-            or node.func.attr not in ("load", "store")
-            or not node.args
-        ):
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in ("load", "store") or not node.args:
             return node
         name, (first, *rest) = ast.unparse(node.func.value), node.args
         if name in self.known:

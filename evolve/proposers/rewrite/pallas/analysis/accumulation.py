@@ -7,13 +7,7 @@ from typing import Any
 import libcst as cst
 
 from tilewright.evolve.proposers.rewrite.base import KernelSource, children, walk
-from tilewright.evolve.proposers.rewrite.dataflow import (
-    assigned_value,
-    definitions,
-    parameters,
-    small,
-    statements,
-)
+from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, definitions, parameters, small, statements
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import PallasCall
 
 DOTS = ("jax.numpy.dot", "jax.numpy.matmul", "jax.lax.dot", "jax.experimental.pallas.dot")
@@ -153,9 +147,7 @@ def accumulate_of(view: PallasCall, statement: cst.CSTNode) -> Accumulate | None
     return Accumulate(statement, target, value, ref, kernel.enclosing(statement, cst.For))
 
 
-def local_value(
-    view: PallasCall, name: str, before: cst.CSTNode
-) -> tuple[cst.CSTNode, cst.BaseExpression] | None:
+def local_value(view: PallasCall, name: str, before: cst.CSTNode) -> tuple[cst.CSTNode, cst.BaseExpression] | None:
     """The only assignment of ``name`` in the kernel, if it stands before ``before`` in its block."""
     places = definitions(view.function).get(name, [])
     if len(places) != 1 or places[0] not in children(view.kernel.parents[before]):

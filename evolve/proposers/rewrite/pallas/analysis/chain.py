@@ -133,11 +133,7 @@ class ChainFinder:
                 if name in self.tainted or name in self.touching:
                     continue
                 for place in places:
-                    text = (
-                        self.kernel.code(place.iter)
-                        if isinstance(place, cst.For)
-                        else dedented(self.kernel, place)
-                    )
+                    text = self.kernel.code(place.iter) if isinstance(place, cst.For) else dedented(self.kernel, place)
                     if value_reads(text) & self.touching:
                         self.touching.add(name)
                         changed = True
@@ -259,9 +255,7 @@ def _inline_values(finder: ChainFinder, rest: Sequence[cst.CSTNode]) -> list[Cha
     return values
 
 
-def _needed_statements(
-    finder: ChainFinder, values: Sequence[ChainValue]
-) -> tuple[list[cst.CSTNode], set[str]]:
+def _needed_statements(finder: ChainFinder, values: Sequence[ChainValue]) -> tuple[list[cst.CSTNode], set[str]]:
     """Statements that compute the values, in order, and every name they read."""
     kernel = finder.kernel
     names: set[str] = set()
@@ -291,10 +285,7 @@ def _needed_statements(
 
 
 def _superfluous_statements(
-    finder: ChainFinder,
-    computed: Sequence[cst.CSTNode],
-    links: Sequence[cst.CSTNode],
-    values: Sequence[ChainValue],
+    finder: ChainFinder, computed: Sequence[cst.CSTNode], links: Sequence[cst.CSTNode], values: Sequence[ChainValue]
 ) -> list[cst.CSTNode]:
     """Chain statements without readers once the values come from elsewhere."""
     kernel = finder.kernel
@@ -316,10 +307,7 @@ def _superfluous_statements(
 
 
 def _body(
-    finder: ChainFinder,
-    needed: Sequence[cst.CSTNode],
-    values: Sequence[ChainValue],
-    places: Mapping[str, str],
+    finder: ChainFinder, needed: Sequence[cst.CSTNode], values: Sequence[ChainValue], places: Mapping[str, str]
 ) -> str:
     kernel, wanted = finder.kernel, set(needed)
 

@@ -65,7 +65,7 @@ def _view(kernel: KernelSource, call: cst.Call) -> PallasCall:
         refs.append(Ref(positional[position], role, position, spec, node))
     return PallasCall(
         kernel, call, args, function, bound, partial, grid_node, grid, refs, scratch_node, _operands(kernel, call)
-    )  # fmt: skip
+    )
 
 
 def _elements(kernel: KernelSource, node: cst.BaseExpression) -> list[cst.BaseExpression]:

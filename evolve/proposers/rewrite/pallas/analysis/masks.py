@@ -91,9 +91,12 @@ def masks(kernel: KernelSource, function: cst.FunctionDef, inside: cst.CSTNode) 
             difference, operator = compared
             sign, all_end, none_end, none_sign = _ORDER[operator]
             yield Mask(
-                node, node.args[1].value, node.args[2].value, f"{difference.end(all_end)} {sign} 0",
+                node,
+                node.args[1].value,
+                node.args[2].value,
+                f"{difference.end(all_end)} {sign} 0",
                 f"{difference.end(none_end)} {none_sign} 0",
-            )  # fmt: skip
+            )
 
 
 class _Reader:

@@ -15,9 +15,7 @@ from tilewright.fitness.dialect_names import names
 
 _BROADCASTING = names("maximum minimum where clip multiply divide add subtract power fmax true_divide")
 _REDUCING = ("max", "amax", "min", "amin", "sum", "mean")
-_UNARY = names(
-    "abs absolute negative exp exp2 log log2 sqrt square reciprocal round floor ceil sign rint rsqrt"
-)
+_UNARY = names("abs absolute negative exp exp2 log log2 sqrt square reciprocal round floor ceil sign rint rsqrt")
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,12 @@ def extent_text(lower: str, upper: str, index: str) -> str | None:
         return high[len(low) + 1 :]
     for size in (low.removeprefix(f"{index}*"), low.removesuffix(f"*{index}")):
         forms = (
-            f"({index}+1)*{size}", f"{size}*({index}+1)", f"(1+{index})*{size}", f"{size}*{index}+{size}",
+            f"({index}+1)*{size}",
+            f"{size}*({index}+1)",
+            f"(1+{index})*{size}",
+            f"{size}*{index}+{size}",
             f"{index}*{size}+{size}",
-        )  # fmt: skip
+        )
         if size != low and high in forms:
             return size
     return None
@@ -82,9 +83,7 @@ class Inference:
             elif text.endswith(".shape"):
                 self.frame.texts[name] = _expression(f"{text}[{names.index(name)}]")
             elif isinstance(value, cst.Tuple):
-                self.frame.texts[name] = _expression(
-                    self.kernel.code(value.elements[names.index(name)].value)
-                )
+                self.frame.texts[name] = _expression(self.kernel.code(value.elements[names.index(name)].value))
 
     # -- statements -----------------------------------------------------------------------------------------
 
@@ -215,9 +214,7 @@ class Inference:
         path = ast.unparse(node.func)
         name = path.split(".")[-1]
         method = isinstance(node.func, ast.Attribute) and not self._module(node.func.value)
-        arguments = (
-            [node.func.value, *node.args] if method and isinstance(node.func, ast.Attribute) else node.args
-        )
+        arguments = [node.func.value, *node.args] if method and isinstance(node.func, ast.Attribute) else node.args
         if name == "astype" and method:
             return ShapedValue(self._array(arguments[0]).dims, ast.unparse(node.args[0]))
         if name in _REDUCING:

@@ -10,9 +10,7 @@ from tilewright.evolve.proposers.rewrite.dataflow import assigned_value, definit
 from tilewright.evolve.proposers.rewrite.pallas.analysis.view import When, pairs, when_of
 
 _PLAIN_CALLS = ("min", "max", "int", "abs", "len", "bool", "divmod", "jax.experimental.pallas.cdiv")
-_PLAIN_NODES = (
-    cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp, cst.Tuple,
-)  # fmt: skip
+_PLAIN_NODES = (cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp, cst.Tuple)
 _LOGICAL = {"jax.numpy.logical_or": "or", "jax.numpy.logical_and": "and", "jax.numpy.logical_not": "not"}
 
 
@@ -32,11 +30,7 @@ class StaticNames:
     def _opaque(self) -> set[str]:
         """Parameters that hold references or traced values: all but the kernel's keyword-only ones."""
         keywords = set(self.function.params.kwonly_params)
-        return {
-            node.name.value
-            for node in walk(self.function)
-            if isinstance(node, cst.Param) and node not in keywords
-        }
+        return {node.name.value for node in walk(self.function) if isinstance(node, cst.Param) and node not in keywords}
 
     def __call__(self, node: cst.BaseExpression) -> bool:
         """Whether ``node`` is a Python value whenever the kernel is traced."""
@@ -51,9 +45,7 @@ class StaticNames:
             return node.attr.value in ("shape", "ndim", "size") and isinstance(node.value, cst.Name)
         if isinstance(node, cst.Subscript):
             places = [e.slice.value for e in node.slice if isinstance(e.slice, cst.Index)]
-            return len(places) == len(node.slice) and all(
-                self._static(n, seen) for n in [node.value, *places]
-            )
+            return len(places) == len(node.slice) and all(self._static(n, seen) for n in [node.value, *places])
         if isinstance(node, cst.Call):
             name = self.kernel.qualified(node.func)
             plain = name in _PLAIN_CALLS or name in _LOGICAL or name.startswith("math.")

@@ -151,11 +151,7 @@ class PallasCall:
             return None
         value = resolve(self.kernel, params.value)
         for node in walk(value):
-            if (
-                isinstance(node, cst.Arg)
-                and node.keyword is not None
-                and node.keyword.value == "dimension_semantics"
-            ):
+            if isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "dimension_semantics":
                 elements = resolve(self.kernel, node.value)
                 if isinstance(elements, cst.Tuple | cst.List):
                     return [e for e in elements.elements if isinstance(e, cst.Element)]
