@@ -104,7 +104,7 @@ def test_an_interrupt_ends_the_wait_for_mlflow():
         press()
         return False
 
-    run = _Run(None, None, Path(), Path(), None)
+    run = _Run(None, SimpleNamespace(meta=lambda key: None), Path(), Path(), None)
     with CtrlC(lambda: None) as run._ctrl_c:
         run._settle()
         assert not run._await_mirror(SimpleNamespace(wait=wait, ended=False))

@@ -99,7 +99,7 @@ def test_steps_that_others_build_on_are_run_before_a_kernel_is_wrong(monkeypatch
     for budget in ("CHEAP_FLOPS", "BEST_FLOPS", "FINAL_FLOPS"):
         monkeypatch.setattr(verify_shapes, budget, 0)
     corner = {"c": (np.arange(192, 256), np.arange(64))}
-    monkeypatch.setattr(verify_shapes, "windows", lambda outputs, rng: corner)
+    monkeypatch.setattr(verify_shapes, "windows", lambda outputs, rng, many: corner)
     found = judged(twins.COUNTS_STEPS, best=0.0)
     assert found.verdict is Verdict.OK, found.reason
     assert [(r.workload, r.passed) for r in found.gates if r.sampled] == [("256x256x512", True)]
