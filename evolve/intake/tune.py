@@ -257,9 +257,8 @@ def prepare(
     request = answer.get("asked", request)
     for line in preflight.screen(answer, request.reference, target.label):
         say(line)
-    threading.Thread(
-        target=_say_rewrites, args=(answer, target, say)
-    ).start()  # the device judges the function meanwhile
+    # the device judges the function meanwhile
+    threading.Thread(target=_say_rewrites, args=(answer, target, say)).start()
     if target.gpu_interpreter:
         say(preflight.interpreter_line(answer))
     try:

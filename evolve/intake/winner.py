@@ -36,7 +36,7 @@ _DECLARED = ("SPACE", "DEFAULTS", "CONSTRAINTS")
 _CALLED = "\n\nfrom tilewright.library.cuda_call import called\n\n"
 _MADE = ("empty", "zeros")
 _NO_MEMORY = ("shape", "stride", "device", "dtype", "size", "numel", "dim")
-_REFERENCES = "torch torch.nn.functional torch.linalg torch.special jax.numpy jax.nn jax.lax"
+_REFERENCES = ("torch", "torch.nn.functional", "torch.linalg", "torch.special", "jax.numpy", "jax.nn", "jax.lax")
 """Modules of which a reference may be a function."""
 
 
@@ -72,8 +72,8 @@ def winner_module(
     names = [row[0] for row in answer["operands"]]
     kernels, entry = _kernels(source, params, request.name, names)
     calls = [parse(text) for text in answer.get("calls", request.calls)]
-    said = answer.get("parameters", ()), answer.get("leading", ())
-    signature = signature_of(request.path, request.function, calls[0], *said)
+    weights, leading = answer.get("parameters", ()), answer.get("leading", ())
+    signature = signature_of(request.path, request.function, calls[0], weights, leading)
     settled = [signature.settled(call, answer.get("objects") or {}) for call in calls]
     shapes = [[tensor.shape for tensor in call.tensors()] for call in calls]
     orders = answer.get("orders") or [()] * len(names)
@@ -402,7 +402,7 @@ def reference_text(reference: Any) -> str:
     if isinstance(reference, str):
         return reference
     name = getattr(reference, "__name__", "")
-    for module in _REFERENCES.split():
+    for module in _REFERENCES:
         if getattr(sys.modules.get(module), name, None) is reference:
             return f"{module}.{name}"
     path, found = place_of(reference)

@@ -19,8 +19,30 @@ import numpy as np
 MAGIC = b"TWF1"
 PREFIX = struct.Struct(">4sIQ")
 MAX_HEADER_BYTES = 8 << 20
-_NUMPY_DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64"
-_ML_DTYPES = "bfloat16 float8_e4m3fn float8_e5m2 float8_e8m0fnu float8_e4m3 int4 uint4 float4_e2m1fn"
+_NUMPY_DTYPES = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+_ML_DTYPES = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e8m0fnu",
+    "float8_e4m3",
+    "int4",
+    "uint4",
+    "float4_e2m1fn",
+)
 
 
 class FrameError(ValueError):
@@ -39,9 +61,9 @@ class Frame:
 
 def dtype_named(name: str) -> np.dtype:
     """The NumPy or ml_dtypes dtype called ``name``. Raises FrameError for any other name."""
-    if name in _NUMPY_DTYPES.split():
+    if name in _NUMPY_DTYPES:
         return np.dtype(name)
-    if name in _ML_DTYPES.split():
+    if name in _ML_DTYPES:
         return np.dtype(getattr(ml_dtypes, name))
     raise FrameError(f"unknown dtype {name[:40]!r}")
 

@@ -36,7 +36,21 @@ TAKEN = "tilewright_taken_"
 """What stands before the name of a user's file that is of no package, once it is loaded."""
 
 _TRITON_DTYPES = (
-    "float16 bfloat16 float32 float64 float8e4nv float8e5 int8 int16 int32 int64 uint8 uint16 uint32 uint64 int1"
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8e4nv",
+    "float8e5",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int1",
 )
 
 
@@ -107,7 +121,7 @@ def parts_of(value: Any) -> tuple[str, list[tuple[str, Any]]] | None:
         return f"jnp.{value.__name__}" if hasattr(value, "dtype") else f"np.{value.__name__}", []
     if kind.__module__ == "triton.language.core" and kind.__name__ == "dtype":
         tl = importlib.import_module("triton.language")
-        return next((f"tl.{n}" for n in _TRITON_DTYPES.split() if getattr(tl, n, None) == value), repr(value)), []
+        return next((f"tl.{n}" for n in _TRITON_DTYPES if getattr(tl, n, None) == value), repr(value)), []
     if kind.__module__.startswith("triton.") and kind.__name__ == "Config":
         given = {**value.kwargs, "num_warps": value.num_warps, "num_stages": value.num_stages}
         options = [(key, part) for key, part in given.items() if key not in value.kwargs]

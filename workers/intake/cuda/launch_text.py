@@ -158,12 +158,15 @@ class LaunchWriter:
         sizes = f'"grid": {grid}, "block": {block}, "shared": {shared}'
         return f'{{"kernel": "{name}", {sizes}, "arguments": ({arguments})}}'
 
+    def _sizes(self, var: Var) -> list[str]:
+        """A tensor's shape as text."""
+        return [self._size(var, axis) for axis in range(var.tensor.dim())]
+
     def _torch_step(self, work: Work) -> str:
         """torch's work as a kernel of ours. Raises Refusal."""
         name = f"torch_{work.what.strip('_')}{len(self.kernels)}"
-        axes = lambda var: [self._size(var, axis) for axis in range(var.tensor.dim())]  # noqa: E731
         roots = [self._root(var.tensor, "on a tensor") for var in (*work.reads, work.target)]
-        made = kernel_of(work, name, axes) if roots[-1].kind in _NEW else None
+        made = kernel_of(work, name, self._sizes) if roots[-1].kind in _NEW else None
         if made is None or roots[-1].tensor.numel() != work.target.tensor.numel():
             raise Refusal(f"torch computes {work.what} on a tensor", work.line)
         text, grid, given = made

@@ -39,6 +39,11 @@ def _named(found: re.Match[str]) -> str:
     return f"torch_{found[1]}(" if found[1] in _OWN else f"{found[1]}("
 
 
+def _product(sizes: Sequence[str]) -> str:
+    """The text of how many elements axes of these sizes have."""
+    return " * ".join(f"({size})" for size in sizes) or "1"
+
+
 def kernel_of(work: Work, name: str, axes: Callable[[Var], Sequence[str]]) -> tuple[str, str, list[Any]] | None:
     """The text of a kernel, its grid, and its arguments: Vars, and (type, number or text) pairs. ``axes``: the sizes of
     a Var as text. None where no kernel says it."""
@@ -46,13 +51,12 @@ def kernel_of(work: Work, name: str, axes: Callable[[Var], Sequence[str]]) -> tu
     plain = all(v.tensor.dtype in TYPES and v.tensor.is_contiguous() for v in tensors)
     if not plain or work.asked[0] == "cumsum":
         return None
-    product = lambda some: " * ".join(f"({size})" for size in some) or "1"  # noqa: E731
     first = [f"const {TYPES[v.tensor.dtype]}* x{n}_ptr" for n, v in enumerate(work.reads)]
     first.append(f"{TYPES[work.target.tensor.dtype]}* target")
     if (what := work.asked[0]) in REDUCTIONS:
         number, _ = _COMPUTED[computed_type(work.reads, ()) or ""]
         source, join, start = axes(work.reads[0]), _JOINED.get(what, "total + part"), _START.get(what, "0")
-        count, inner = source[work.asked[1]], product(source[work.asked[1] + 1 :])
+        count, inner = source[work.asked[1]], _product(source[work.asked[1] + 1 :])
         text = f"""
 __global__ void {name}({", ".join(first)}, long long count, long long inner) {{
     __shared__ {number} parts[{THREADS}];
@@ -74,12 +78,12 @@ __global__ void {name}({", ".join(first)}, long long count, long long inner) {{
     if (threadIdx.x == 0) target[blockIdx.x] = parts[0]{" / count" * (what == "mean")};
 }}
 """
-        return text, product(sizes), [*work.reads, work.target, ("i64", count), ("i64", inner)]
+        return text, _product(sizes), [*work.reads, work.target, ("i64", count), ("i64", inner)]
     expression, values = work.asked
     number, kind = _COMPUTED[computed_type(work.reads, values) or ""]
     scalars = [(kind, value) for value in values if not isinstance(value, Var)]
-    said = re.sub(r"tl\.(\w+)\(", _named, expression)
-    said, rank = said.replace('float("inf")', "torch_infinity()").replace("//", "/"), len(sizes)
+    value = re.sub(r"tl\.(\w+)\(", _named, expression)
+    value, rank = value.replace('float("inf")', "torch_infinity()").replace("//", "/"), len(sizes)
     inside, given = "", [*work.reads, work.target, *scalars, *(("i64", size) for size in sizes)]
     for axis in reversed(range(rank)):
         inside += f"    long long i{axis} = rest % n{axis}; rest /= n{axis};\n"
@@ -88,7 +92,7 @@ __global__ void {name}({", ".join(first)}, long long count, long long inner) {{
         own, lead = axes(var), rank - var.tensor.dim()
         for axis, size in enumerate(var.tensor.shape):
             if size != 1:
-                given.append(("i64", product(own[axis + 1 :])))
+                given.append(("i64", _product(own[axis + 1 :])))
                 steps.append(f"x{n}_{axis + lead}")
         at = " + ".join(f"i{s[len(f'x{n}_') :]} * {s}" for s in steps if s.startswith(f"x{n}_")) or "0"
         inside += f"    {number} x{n} = x{n}_ptr[{at}];\n"
@@ -97,7 +101,7 @@ __global__ void {name}({", ".join(first)}, long long count, long long inner) {{
     text = f"""
 __global__ void {name}({", ".join(head)}) {{
     long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x, rest = at;
-{inside}    if (rest == 0) target[at] = {said};
+{inside}    if (rest == 0) target[at] = {value};
 }}
 """
-    return text, f"-(-({product(sizes)}) // ({THREADS}))", given
+    return text, f"-(-({_product(sizes)}) // ({THREADS}))", given

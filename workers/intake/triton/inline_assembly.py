@@ -7,19 +7,32 @@ of a softplus with the fast exponential, can be said in the language; whatever e
 import re
 import struct
 
-_SIGNS = "add:+ sub:- mul:* div:/ setp.gt:> setp.lt:< setp.ge:>= setp.le:<= setp.eq:== setp.ne:!="
-_FUNCTIONS = "abs:abs ex2:exp2 lg2:log2 sqrt:sqrt rsqrt:rsqrt sin:sin cos:cos"
 EXPRESSIONS = {
     "mov": "{0}",
     "neg": "-{0}",
-    "rcp": "1.0 / {0}",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
     "fma": "{0} * {1} + {2}",
+    "rcp": "1.0 / {0}",
+    "abs": "tl.abs({0})",
     "max": "tl.maximum({0}, {1})",
     "min": "tl.minimum({0}, {1})",
-    "selp": "tl.where({2}, {0}, {1})",
+    "ex2": "tl.exp2({0})",
+    "lg2": "tl.log2({0})",
+    "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
     "tanh": "2.0 * tl.sigmoid(2.0 * {0}) - 1.0",
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in (pair.split(":") for pair in _SIGNS.split())},
-    **{name: f"tl.{called}({{0}})" for name, called in (pair.split(":") for pair in _FUNCTIONS.split())},
+    "selp": "tl.where({2}, {0}, {1})",
+    "setp.gt": "{0} > {1}",
+    "setp.lt": "{0} < {1}",
+    "setp.ge": "{0} >= {1}",
+    "setp.le": "{0} <= {1}",
+    "setp.eq": "{0} == {1}",
+    "setp.ne": "{0} != {1}",
 }
 """What an instruction computes of its operands."""
 

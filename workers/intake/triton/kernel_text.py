@@ -226,7 +226,7 @@ class _Transform(ast.NodeTransformer):
             return self._expression(node, value, node.attr)
         if node.attr == "element_ty" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
             node.value.attr = "dtype"
-        if not found and ast.unparse(node.value) in OLD_HOMES.split() and (node.attr in SAME or node.attr in WRITTEN):
+        if not found and ast.unparse(node.value) in OLD_HOMES and (node.attr in SAME or node.attr in WRITTEN):
             return placed_expression(self._library(node.attr, node.lineno), node)
         if node.attr == "value" and isinstance(node.value, ast.Name) and node.value.id in self._arguments:
             return self.visit(node.value)

@@ -29,8 +29,20 @@ _FREE_NAMES = (
 )
 _FREE = frozenset(_FREE_NAMES.split())
 _MAKERS = (
-    "empty zeros empty_like zeros_like new_empty new_zeros empty_strided full full_like ones ones_like new_full "
-    "new_ones new_empty_strided"
+    "empty",
+    "zeros",
+    "empty_like",
+    "zeros_like",
+    "new_empty",
+    "new_zeros",
+    "empty_strided",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "new_full",
+    "new_ones",
+    "new_empty_strided",
 )
 
 
@@ -57,7 +69,7 @@ class Recording(TorchFunctionMode):
             return func(*args, **options)
         if name in _METADATA:
             return self._metadata(name, func, args, options)
-        if name in _MAKERS.split():
+        if name in _MAKERS:
             return self._made(name, func, args, options)
         if name in ("zero_", "fill_"):
             return self._reset(name, args)

@@ -30,8 +30,16 @@ class _Properties(dict):
 
 
 _OPTIONS = (
-    "num_warps num_stages num_ctas maxnreg waves_per_eu matrix_instr_nonkdim kpack enable_fp_fusion launch_pdl "
-    "launch_cooperative_grid"
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "maxnreg",
+    "waves_per_eu",
+    "matrix_instr_nonkdim",
+    "kpack",
+    "enable_fp_fusion",
+    "launch_pdl",
+    "launch_cooperative_grid",
 )
 """Options of a launch that a compiler reads."""
 
@@ -101,7 +109,7 @@ def note(kernel: Any, grid: Any, named: Mapping[str, Any], options: Mapping[str,
     if callable(grid):
         grid = grid(dict(named))
     shape = tuple(grid) if isinstance(grid, tuple | list | torch.Size) else (grid,)
-    kept = {k: v for k, v in options.items() if k in _OPTIONS.split() and v is not None}
+    kept = {k: v for k, v in options.items() if k in _OPTIONS and v is not None}
     ordered = {name: _tensor_of(named[name]) for name in kernel.arg_names if name in named}
     launch = Launch(kernel, shape, ordered, kept, user_line(), trace.configs.get(kernel.fn.__name__, ()))
     trace.steps.append(launch)

@@ -27,7 +27,7 @@ NARROW: Mapping[Any, type] = {
 }
 """Types the interpreter keeps as integers, with the numpy types of the same bits."""
 
-MATHS = "exp exp2 log log2 cos sin sqrt sqrt_rn rsqrt abs erf floor ceil"
+MATHS = ("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "sqrt_rn", "rsqrt", "abs", "erf", "floor", "ceil")
 """Functions that are methods of a tensor, too, which the interpreter forgets."""
 
 _TURNED = "add sub mul truediv floordiv mod and or lshift rshift"
@@ -231,7 +231,7 @@ def repair() -> None:
         tensor.__bool__ = lambda self: (
             bool(np.asarray(self.handle.data).reshape(-1)[0]) if np.size(self.handle.data) == 1 else True
         )
-        for name in MATHS.split():
+        for name in MATHS:
             setattr(tensor, name, _method(name))
 
     interpreter._patch_lang_tensor = patch

@@ -10,7 +10,7 @@ _OWN = (
 SAME = {name.partition("=")[0]: f"tl.{name.rpartition('=')[2]}" for name in _OWN.split()}
 """Functions of the device's library that the language has itself."""
 
-OLD_HOMES = "tl.libdevice tl.math tl.extra.cuda.libdevice triton.language.libdevice triton.language.math"
+OLD_HOMES = ("tl.libdevice", "tl.math", "tl.extra.cuda.libdevice", "triton.language.libdevice", "triton.language.math")
 """Where the library's functions once stood."""
 
 WRITTEN = {
